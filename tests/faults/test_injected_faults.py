@@ -88,7 +88,7 @@ class Run:
             if time.monotonic() > deadline:
                 self.signal_all(signal.SIGKILL)
                 raise AssertionError(f"hangs: {[rank.wait() for rank in self.ranks]}")
-            if failed_at is None and any(rank.status() not in (None, 0, PREEMPTED) for rank in self.ranks):
+            if failed_at is None and any(rank.exitcode not in (None, 0, PREEMPTED) for rank in self.ranks):
                 failed_at = time.monotonic()
                 self.signal_all(signal.SIGTERM)
             if failed_at is not None and time.monotonic() > failed_at + GRACE:

@@ -9,6 +9,5 @@ from tests.support.limits import bounded_memory
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    """At most so much memory more than at the start."""
     with bounded_memory():
         yield

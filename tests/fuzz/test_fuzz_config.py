@@ -1,19 +1,21 @@
-"""Whatever stands in flags or files, loading gives a configuration or a ValueError; so does checking it."""
+"""Whatever stands in flags, files or layouts: a configuration or a ValueError; so does checking it."""
 
 import json
 from pathlib import Path
 
 import pytest
-import yaml
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS
+from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.layout import Layout
 from hyvideo.models.reward_models.rewards import read_requested_rewards
 from hyvideo.training.checks import check_config
-from tests.support.fuzzing import SCALARS, changed, damaged, fuzz, only_value_errors
+from tests.support.fuzzing import SCALARS, TREES, changed, damaged, fuzz, only_value_errors
 
 RECIPE = (Path(__file__).parents[2] / "configs" / "sage_8gpu.yaml").read_bytes()
 NAMES = [*SETTINGS, *GROUPS, "config"]
@@ -26,46 +28,46 @@ ARGUMENTS = st.lists(
     st.one_of(FLAGS, VALUES, st.tuples(FLAGS, VALUES).map("=".join)).filter(lambda text: text not in ("--help", "-h")),
     max_size=6,
 )
-TREES = st.recursive(
-    st.one_of(SCALARS, SPECIAL, st.binary(max_size=4)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.one_of(st.sampled_from(NAMES), st.text(max_size=4), st.integers()), inner, max_size=4),
-    ),
-    max_leaves=8,
-)
 TAGS = (
     *"bool int float null str timestamp binary seq map set omap pairs merge value".split(),
     *("python/object/apply:os.system", "python/name:os.system", "python/tuple", "python/object/new:pathlib.Path"),
 )
-WORDS = st.one_of(
-    st.sampled_from(
-        ["0x" + "f" * 5000, "0b", "0o9", "1_0", "1:30", "2020-99-99", "2020-01-01", ".inf", "<<", "=", "~"]
-    ),
-    st.sampled_from(
-        ["*a", "*b", "&a x", "&b [*a, *a]", "'", '"\\ud800"', "|\n  x", "? x", "%YAML 1.1", "---", "!!", "-"]
-    ),
-    st.sampled_from(list(SETTINGS)),
-    st.integers().map(str),
-    st.text(max_size=6),
+NUMBERS = st.one_of(
+    st.integers(-2, 70),
+    st.sampled_from([2**31, 2**53 + 1, 10**12, 2**63 - 1, 2**63, 10**400, 0.0, 5e-324, 0.3, 1e39, 1.7e308]),
 )
-NODES = st.recursive(
-    st.one_of(WORDS, st.builds("!!{} {}".format, st.sampled_from(TAGS), WORDS)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
-        st.lists(st.tuples(WORDS, inner).map(": ".join), max_size=3).map(lambda items: f"{{{', '.join(items)}}}"),
-        st.builds("!!{} {}".format, st.sampled_from(TAGS), inner),
-        inner.map("&a {}".format),
-    ),
-    max_leaves=5,
+WORDS = st.sampled_from(
+    ["0x" + "f" * 5000, "0b", "0o9", "1_0", "1:30", "2020-99-99", "2020-01-01", ".inf", "<<", "=", "~", "--- 1"]
+    + ["*a", "*b", "&a x", "&b [*a, *a]", "[*a, {*b : *a}]", "'", '"\\ud800"', "|\n  x", "? x", "%YAML 1.1", "!!", "-"]
 )
-LINES = st.one_of(
-    st.tuples(st.sampled_from(list(SETTINGS)), NODES).map(": ".join),
-    st.tuples(st.sampled_from(list(GROUPS)), st.sampled_from(list(SETTINGS)), NODES).map(
-        lambda t: f"{t[0]}:\n  {t[1]}: {t[2]}"
-    ),
-    st.tuples(WORDS, NODES).map(": ".join),
+KEYS = st.one_of(st.sampled_from(NAMES), WORDS, st.sampled_from(list(GROUPS)).map(lambda name: f"{name}:\n  eta"))
+NODES = st.one_of(WORDS, VALUES, TREES.map(json.dumps))
+MARKS = st.one_of(st.just(""), st.sampled_from(TAGS).map("!!{} ".format), st.just("&a "), st.just("&b "))
+LINES = st.builds("{}: {}{}".format, KEYS, MARKS, NODES)
+CONTENTS = st.one_of(
+    st.lists(LINES, min_size=1, max_size=4).map(lambda lines: "\n".join(lines).encode(errors="surrogatepass")),
+    st.dictionaries(st.sampled_from(NAMES), TREES, max_size=3).map(lambda tree: json.dumps(tree).encode()),
+    st.binary(max_size=60),
+    damaged(RECIPE),
+    st.dictionaries(
+        st.sampled_from([setting.name for setting in SETTINGS.values() if setting.kind in (int, float)]), NUMBERS
+    ).map(lambda numbers: json.dumps(numbers).encode()),
 )
+CHOICES = {"models": {"clip_score": {"weight": 1.0, "sub_reward": {"clip": 1}, "options": {"checkpoint": "x"}}}}
+COMMANDS = st.one_of(
+    st.tuples(ARGUMENTS, st.just(("--", "value", "config file"))),
+    st.tuples(
+        st.lists(
+            st.tuples(st.sampled_from(list(SETTINGS)), VALUES).map("--{0[0]}={0[1]}".format), min_size=1, max_size=3
+        ),
+        st.just(("--",)),
+    ),
+    st.tuples(
+        st.one_of(changed(CHOICES), changed(CHOICES), TREES).map(lambda tree: [f"--reward_config={json.dumps(tree)}"]),
+        st.just(("--reward_config",)),
+    ),
+)
+"""A command line, and what its refusal names one of."""
 
 
 def loads_or_teaches(argv, *names):
@@ -77,85 +79,27 @@ def loads_or_teaches(argv, *names):
     return None
 
 
-@fuzz(6)
-@given(ARGUMENTS)
-def test_any_arguments(argv):
-    loads_or_teaches(argv, "--", "value", "config file")
-
-
-@fuzz(6)
-@given(st.one_of(TREES, st.dictionaries(st.sampled_from(list(SETTINGS)), TREES, min_size=1, max_size=2)))
-def test_any_yaml_tree(tmp_path, tree):
-    try:
-        text = yaml.safe_dump(tree)
-        (tmp_path / "any.yaml").write_text(text, encoding="utf-8")
-    except (yaml.YAMLError, UnicodeEncodeError, ValueError):
-        return  # nothing that a file could hold
-    loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
-
-
-@fuzz(6)
-@given(st.lists(LINES, min_size=1, max_size=4).map("\n".join))
-@example("use_lora: !!bool maybe")
-@example("eta: !!timestamp x")
-@example("max_steps: 0x" + "f" * 5000)
-@example("0")
-def test_any_tags_anchors_and_numbers_of_yaml(tmp_path, text):
-    (tmp_path / "any.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
-    loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
-
-
-@fuzz(6)
-@given(st.one_of(st.binary(max_size=60), damaged(RECIPE)))
-def test_any_bytes_in_a_file(tmp_path, content):
-    (tmp_path / "any.yaml").write_bytes(content)
-    loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
-
-
-@fuzz(6)
-@given(st.lists(st.tuples(st.sampled_from(list(SETTINGS)), VALUES), min_size=1, max_size=3))
-@example([("validation_fixed_size", "--")])  # Python 3.11's argparse makes an empty list of it
-def test_any_value_of_any_flag(settings_):
-    loads_or_teaches([f"--{name}={value}" for name, value in settings_], "--")
-
-
-CHOICES = {"models": {"clip_score": {"weight": 1.0, "sub_reward": {"clip": 1}, "options": {"checkpoint": "x"}}}}
-
-
-@fuzz(6)
-@given(st.one_of(changed(CHOICES), changed(CHOICES), TREES))
-def test_any_choice_of_rewards_is_read_or_refused(tree):
-    cfg = loads_or_teaches([f"--reward_config={json.dumps(tree)}"], "--reward_config") if _writable(tree) else None
+@fuzz(2)
+@given(COMMANDS)
+@example((["--validation_fixed_size=--"], ("--",)))  # Python 3.11's argparse makes an empty list of it
+def test_any_command_line_and_its_rewards_are_read_or_refused(command):
+    argv, names = command
+    cfg = loads_or_teaches(argv, *names)
     if cfg is not None:
         with only_value_errors("reward_"):
             assert read_requested_rewards(cfg.reward)
 
 
-def _writable(tree):
-    """Whether JSON can say this."""
-    try:
-        return bool(json.dumps(tree))
-    except (TypeError, ValueError):
-        return False
-
-
-NUMBERS = st.one_of(
-    st.integers(-2, 70),
-    st.sampled_from([2**31, 2**53 + 1, 10**12, 2**63 - 1, 2**63, 10**400, 0.0, 5e-324, 0.3, 1e39, 1.7e308]),
-)
-
-
-@fuzz(6)
-@given(
-    st.dictionaries(
-        st.sampled_from([setting.name for setting in SETTINGS.values() if setting.kind in (int, float)]), NUMBERS
-    ),
-    st.integers(1, 100),
-)
-@example({"batch_size": 7, "num_generations": 10**12}, 8)
-@example({"grpo_sampling_steps": 10**400}, 1)
-def test_any_numbers_are_checked(tmp_path, numbers, world_size):
-    (tmp_path / "any.yaml").write_text(json.dumps(numbers))
+@fuzz()
+@given(CONTENTS, st.integers(1, 100))
+@example(b"use_lora: !!bool maybe", 1)
+@example(b"eta: !!timestamp x", 1)
+@example(b"max_steps: 0x" + b"f" * 5000, 1)
+@example(b"0", 1)
+@example(b"{batch_size: 7, num_generations: 1000000000000}", 8)
+@example(b"grpo_sampling_steps: 1" + b"0" * 400, 1)
+def test_any_file_is_read_and_checked_or_refused(tmp_path, content, world_size):
+    (tmp_path / "any.yaml").write_bytes(content)
     cfg = loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
     if cfg is not None:
         with only_value_errors(*SETTINGS):
@@ -169,25 +113,103 @@ def test_any_numbers_are_checked(tmp_path, numbers, world_size):
     st.dictionaries(st.text(max_size=6), st.floats(allow_nan=False), max_size=3),
 )
 def test_what_loads_is_saved_and_read_back_unchanged(tmp_path, prompt, paths, weights):
-    (tmp_path / "in.yaml").write_text(
-        json.dumps({"negative_prompt": prompt, "train_video_csv": paths, "reward_weights": weights}), encoding="utf-8"
-    )
+    content = {"negative_prompt": prompt, "train_video_csv": paths, "reward_weights": weights}
+    (tmp_path / "in.yaml").write_text(json.dumps(content), encoding="utf-8")
     cfg = loads_or_teaches(["--config", str(tmp_path / "in.yaml")], "in.yaml")
     if cfg is not None:
         save_config(cfg, tmp_path / "out.yaml")
         assert load_saved_config(tmp_path / "out.yaml") == cfg
 
 
-def test_deeply_nested_input_is_refused(tmp_path):
-    (tmp_path / "deep.yaml").write_text("eta: " + "[" * 3000 + "]" * 3000)
-    for argv in (["--config", str(tmp_path / "deep.yaml")], ["--reward_weights", "[" * 100000 + "]" * 100000]):
+def test_deeply_nested_input_and_aliases_that_multiply_are_refused(tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text("eta: " + "[" * 3000 + "]" * 3000)
+    for argv in (["--config", str(path)], ["--reward_weights", "[" * 100000 + "]" * 100000]):
         with pytest.raises(ValueError, match="expected|cannot be read"):
             load_config(argv)
+    for depth in (10, 30):
+        lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, depth))]
+        path.write_text("\n".join([*lines, f"reward_config: *a{depth - 1}"]))
+        with pytest.raises(ValueError, match="deep.yaml"):
+            load_config(["--config", str(path)])
 
 
-@pytest.mark.parametrize("depth", [10, 30])
-def test_aliases_that_multiply_are_refused(tmp_path, depth):
-    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, depth))]
-    (tmp_path / "bomb.yaml").write_text("\n".join([*lines, f"reward_config: *a{depth - 1}"]))
-    with pytest.raises(ValueError, match="bomb.yaml"):
-        load_config(["--config", str(tmp_path / "bomb.yaml")])
+SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 24, 32]))
+WORLDS = st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 24, 32, 64]))
+CONFIG = load_config([])
+
+
+@st.composite
+def fitting(draw: st.DrawFn) -> tuple[int, ...]:
+    """Sizes that divide one another, in the order of a layout: groups inside of a rank, or over several."""
+    sp_size, dp_replicate, num_generations = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(2, 8))
+    ranks_per_group = draw(st.sampled_from([n for n in range(1, num_generations + 1) if num_generations % n == 0]))
+    groups_per_rank = draw(st.integers(1, 3)) if ranks_per_group == 1 else 1
+    world_size = sp_size * dp_replicate * ranks_per_group * draw(st.integers(1, 2))
+    return world_size, sp_size, dp_replicate, num_generations * groups_per_rank // ranks_per_group, num_generations
+
+
+LAYOUTS = st.one_of(fitting(), st.tuples(WORLDS, SIZES, st.integers(0, 4), SIZES, SIZES))
+
+
+@fuzz()
+@given(LAYOUTS, st.integers(1, 40), st.integers(1, 3), st.integers(1, 3))
+def test_accepted_layouts_deal_every_video_once_and_others_name_their_numbers(
+    sizes, num_prompts, num_rollouts, num_rounds
+):
+    world_size, sp_size, dp_replicate, batch_size, num_generations = sizes
+    parallel, grpo, message = CONFIG.parallel, CONFIG.grpo, ""
+    parallel.enable_fsdp, parallel.sp_size, parallel.dp_replicate = True, sp_size, dp_replicate
+    grpo.batch_size, grpo.num_generations, grpo.updates_per_rollout = batch_size, num_generations, 1
+    try:
+        check_config(CONFIG, world_size, files=False)
+    except ValueError as error:
+        message = str(error)
+    tiles = min(sp_size, dp_replicate, batch_size) >= 1 and num_generations >= 2
+    tiles = tiles and world_size % (sp_size * dp_replicate) == 0
+    tiles = tiles and (batch_size % num_generations == 0 or num_generations % batch_size == 0)
+    tiles = tiles and batch_size * (world_size // sp_size) % num_generations == 0
+    assert (message == "") == tiles, message
+    if message:
+        numbers = {"sp_size": sp_size, "dp_replicate": dp_replicate, "batch_size": batch_size}
+        numbers |= {"num_generations": num_generations, "world size": world_size}
+        assert any(f"{name} {value}" in message or f"{name} is {value}" in message for name, value in numbers.items())
+        return
+    layout = Layout(*sizes, num_rollouts)
+    places = [layout.positions(layout.dp_rank(rank)) for rank in range(world_size)]
+    samplers = [GroupSampler(num_prompts, layout.num_groups, num_generations, own, seed=5) for own in places]
+    for _ in range(num_rounds):
+        dealt = [sampler.next_round() for sampler in samplers]
+        assert all(videos == dealt[layout.dp_rank(rank) * sp_size] for rank, videos in enumerate(dealt))
+        parts = [torch.tensor([(a.prompt_index, a.generation) for a in videos]) for videos in dealt[::sp_size]]
+        joined = torch.cat(parts)[torch.cat(places[::sp_size]).argsort()]
+        videos = [tuple(pair) for pair in joined.tolist()]
+        assert len(set(videos)) == len(videos) == layout.num_videos
+        for start in range(0, len(videos), num_generations):
+            prompts, generations = zip(*videos[start : start + num_generations], strict=True)
+            assert len(set(prompts)) == 1 and generations[0] % num_generations == 0
+            assert generations == tuple(range(generations[0], generations[0] + num_generations))
+
+
+LAYOUT_NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 10**12, 10**30]))
+
+
+@fuzz(4)
+@given(st.lists(LAYOUT_NUMBERS, min_size=6, max_size=6))
+def test_any_layout_is_made_or_refused_with_its_numbers(numbers):
+    with only_value_errors(*numbers):
+        Layout(*numbers)
+
+
+STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one_of(st.integers(-1, 10**6), SCALARS))
+
+
+@fuzz(4)
+@given(st.one_of(STATES, SCALARS, st.lists(SCALARS)))
+@example({"round": "1", "groups_dealt": 2})
+@example(None)
+def test_any_state_of_a_sampler_is_continued_or_refused(state):
+    sampler = GroupSampler(5, 4, 2, Layout(2, batch_size=4, num_generations=2).positions(0), seed=0)
+    with only_value_errors("round and groups_dealt"):
+        sampler.load_state_dict(state)
+        assert len(sampler.next_round()) == 4 and sampler.round == state["round"] + 1

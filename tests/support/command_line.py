@@ -4,7 +4,6 @@ A fork of the server (`tests.support.ranks`), which has imported the entry files
 arguments, working directory and output.
 """
 
-import multiprocessing
 import os
 import runpy
 import signal
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,50 +31,43 @@ class Finished:
     stderr: str
 
 
-class Command:
+class Command(ForkServerProcess):
     """A running command; `wait` for it, or `signal_when` something has happened."""
 
-    def __init__(self, process: multiprocessing.Process, outputs: Path) -> None:
-        self._process = process
+    def __init__(
+        self, script: str, argv: Sequence[str], environment: Mapping[str, str], folder: Path, outputs: Path
+    ) -> None:
+        super().__init__()
+        self._argv, self._environment, self._folder = [script, *argv], dict(environment), folder
         self._outputs = outputs
 
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid
+    def run(self) -> None:
+        """Be the command: in the forked process."""
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(self._outputs / name, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.environ |= self._environment
+        os.chdir(self._folder)
+        sys.argv = self._argv
+        runpy.run_path(str(REPOSITORY / sys.argv[0]), run_name="__main__")
 
     def signal_when(self, number: signal.Signals, happened: Callable[[], bool]) -> None:
         """Send a signal as soon as `happened()`; an error if the command ends before."""
         deadline = time.monotonic() + TIMEOUT
         while not happened():
-            assert self._process.is_alive(), f"the command ended too early: {self.wait()}"
+            assert self.is_alive(), f"the command ended too early: {self.wait()}"
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             time.sleep(0.01)
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        os.kill(self._process.pid, number)
-
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process.is_alive()
-
-    def status(self) -> int | None:
-        """The exit status, None while it runs."""
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        """Kill it without a chance to tidy up."""
-        self._process.kill()
+        os.kill(self.pid, number)
 
     def wait(self) -> Finished:
-        """Wait for the end."""
-        self._process.join(TIMEOUT)
-        if self._process.is_alive():
-            self._process.kill()
+        self.join(TIMEOUT)
+        if self.is_alive():
+            self.kill()
             raise AssertionError(f"no end after {TIMEOUT} s: {self.read('stderr')[-2000:]}")
-        return Finished(self._process.exitcode, self.read("stdout"), self.read("stderr"))
+        return Finished(self.exitcode, self.read("stdout"), self.read("stderr"))
 
     def read(self, name: str) -> str:
         """Return what it wrote so far to `stdout` or `stderr`."""
@@ -83,39 +76,20 @@ class Command:
 
 
 class CommandLine:
-    """Starts commands in `folder`, which is empty at first.
-
-    Args:
-        folder: their working directory.
-        outputs: receives what they write to stdout and stderr, one folder each.
-    """
+    """Starts commands in `folder`, which is empty at first; `outputs` gets a folder for what each writes."""
 
     def __init__(self, folder: Path, outputs: Path) -> None:
         self.folder = folder
         self._outputs = outputs
-        self._context = forking_context()
+        forking_context()
 
     def start(self, script: str, argv: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Command:
         """Start `python script argv...`, with `environment` added to this process's."""
         outputs = self._outputs / str(len(list(self._outputs.iterdir())))
         outputs.mkdir()
-        process = self._context.Process(
-            target=_run, args=(script, list(argv), dict(environment), str(self.folder), str(outputs))
-        )
-        process.start()
-        return Command(process, outputs)
+        command = Command(script, argv, environment, self.folder, outputs)
+        command.start()
+        return command
 
     def run(self, script: str, argv: Sequence[str]) -> Finished:
-        """Run `python script argv...` to its end."""
         return self.start(script, argv).wait()
-
-
-def _run(script: str, argv: list[str], environment: dict[str, str], folder: str, outputs: str) -> None:
-    """Be the command: in the forked process."""
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(os.path.join(outputs, name), os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, descriptor)
-    os.environ |= environment
-    os.chdir(folder)
-    sys.argv = [script, *argv]
-    runpy.run_path(str(REPOSITORY / script), run_name="__main__")

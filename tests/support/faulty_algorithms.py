@@ -11,8 +11,6 @@ from hyvideo.distributed.collectives import whole
 
 
 class ReadsTheLoss(GRPO):
-    """Asks for the loss of every micro-batch."""
-
     def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, numbers = super()._loss(*args)
         assert loss.item() == 0
@@ -45,8 +43,6 @@ class SelectsByAMask(GRPO):
 
 
 class MultipliesInFloat64(GRPO):
-    """Computes a matrix product in double precision."""
-
     def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, numbers = super()._loss(*args)
         square = loss.detach().double().expand(4, 4)
@@ -54,8 +50,6 @@ class MultipliesInFloat64(GRPO):
 
 
 class GathersTheModel(GRPO):
-    """Holds all weights whole on every rank."""
-
     def updates(self, trajectory: Trajectory) -> Any:
         gathered = [whole(parameter.detach()) for parameter in self.optimization.parameters.values()]
         yield from super().updates(trajectory)

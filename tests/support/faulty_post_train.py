@@ -27,8 +27,6 @@ Call = Callable[..., Any]
 
 
 def fail(error: Exception) -> Call:
-    """The call fails."""
-
     def failing(call: Call, *args: Any, **settings: Any) -> None:
         raise error
 
@@ -36,7 +34,6 @@ def fail(error: Exception) -> Call:
 
 
 def lose_the_loss(call: Call, *args: Any, **settings: Any) -> Any:
-    """The policy loss is NaN."""
     loss, diagnostics = call(*args, **settings)
     return loss * torch.nan, diagnostics
 
@@ -50,7 +47,6 @@ def overflow_the_gradient(call: Call, parameters: Any) -> None:
 
 
 def lose_a_weight(call: Call, algorithm: GRPO, *args: Any, **settings: Any) -> Any:
-    """One weight is NaN after the update on this rank."""
     metrics = call(algorithm, *args, **settings)
     weights = [local_shard(p.detach()) for p in algorithm.optimization.parameters.values()]
     next(weight for weight in weights if weight.numel()).view(-1)[0] = torch.nan
@@ -58,14 +54,7 @@ def lose_a_weight(call: Call, algorithm: GRPO, *args: Any, **settings: Any) -> A
 
 
 def signal_itself(number: signal.Signals) -> Call:
-    """The process gets a signal before the call."""
     return lambda call, *args, **settings: (os.kill(os.getpid(), number), call(*args, **settings))[1]
-
-
-def delay(call: Call, *args: Any) -> Any:
-    """The disk takes its time."""
-    time.sleep(0.5)
-    return call(*args)
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -86,26 +75,20 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
 
 
 def inject(name: str, after: int) -> None:
-    """Prepare fault `name` for this process."""
     if name == "the clock jumps":
         true_time = time.time
         time.time = lambda: true_time() + random.choice((-1e6, -100.0, 0.0, 1e6))
     elif name == "the disk is slow":
         true_sync = os.fsync
-        os.fsync = lambda file: delay(true_sync, file)
+        os.fsync = lambda file: (time.sleep(0.5), true_sync(file))[1]
     else:
         owner, attribute, spoiled = ONCE[name]
         call, calls = getattr(owner, attribute), itertools.count()
 
         def counted(*args: Any, **settings: Any) -> Any:
-            """Make the call, which goes wrong once."""
-            return (spoiled if next(calls) == after else _plain)(call, *args, **settings)
+            return spoiled(call, *args, **settings) if next(calls) == after else call(*args, **settings)
 
         setattr(owner, attribute, counted)
-
-
-def _plain(call: Call, *args: Any, **settings: Any) -> Any:
-    return call(*args, **settings)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 
 def fuzz(share: int = 1) -> settings:
-    """Settings of a fuzz test: 100 examples, with HYPOTHESIS_PROFILE=long 10,000; an example of 20 seconds has hung.
-
-    Args:
-        share: a test makes one in so many examples: it is slow, and others read the same input.
-    """
+    """Make one in `share` of 100 examples, with HYPOTHESIS_PROFILE=long of 10,000; one of 20 seconds has hung."""
     examples = settings().max_examples // share
     return settings(max_examples=examples, deadline=timedelta(seconds=20), suppress_health_check=list(HealthCheck))
 
@@ -67,7 +63,6 @@ def changed(draw: st.DrawFn, valid: Any) -> Any:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) in a tree."""
     for key in list(node) if isinstance(node, dict) else range(len(node)):
         yield node, key
         if isinstance(node[key], dict | list):

@@ -4,9 +4,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MEMORY = 4 * 2**30
-"""Bytes that `bounded_memory` lets a test take."""
-
 
 @contextmanager
 def limited(kind: int, most: int) -> Iterator[None]:
@@ -20,7 +17,7 @@ def limited(kind: int, most: int) -> Iterator[None]:
 
 
 @contextmanager
-def bounded_memory(most: int = MEMORY) -> Iterator[None]:
+def bounded_memory(most: int = 4 * 2**30) -> Iterator[None]:
     """Make a MemoryError of what takes more than `most` bytes from now on, and would fill the machine."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()

@@ -16,5 +16,4 @@ class FartherTerm(GRPO):
     """Follow whichever term of the trust region is larger, instead of their sum."""
 
     def divergence(self, position: Tensor, velocity: Tensor) -> Tensor:
-        """Return the larger of the two."""
         return torch.maximum(position, velocity)

@@ -55,7 +55,6 @@ def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> l
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -76,7 +75,6 @@ def _receive(pipe: Any) -> tuple[bool, Any]:
 
 
 def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
-    """Be one rank."""
     os.environ |= rank_environment(rank, world_size, port)
     torch.set_num_threads(1)
     try:

@@ -15,6 +15,7 @@ from functools import partial
 import httpx
 import pytest
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyvideo.models.reward_models import rewards
@@ -51,10 +52,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 def server_process(
     seconds: float, reward: str = "Brightness", **options: object
 ) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Serve a reward of `tests.support.rewards`, built with `seconds`, in a process of its own that can be killed.
-
-    It is served under the name of its class in lower case; `options` are of `create_app`.
-    """
+    """Serve a class of `tests.support.rewards`, under its name in lower case, in a process of its own to be killed."""
     port = free_port()
     program = (
         "import uvicorn; from tests.support import rewards; "
@@ -62,21 +60,14 @@ def server_process(
         f"app = create_app({{{reward.lower()!r}: rewards.{reward}(seconds={seconds})}}, **{options!r}); "
         f"uvicorn.run(app, port={port}, log_level='error')"
     )
-    with started([sys.executable, "-c", program], f"http://127.0.0.1:{port}") as process:
-        yield f"http://127.0.0.1:{port}", process
-
-
-@contextlib.contextmanager
-def started(command: Sequence[str], url: str, **options: object) -> Iterator[subprocess.Popen]:
-    """Run a command until the end of the block; the block begins when it serves `url`, or has ended."""
-    process = subprocess.Popen(command, cwd=REPOSITORY, **options)
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     try:
         while process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
-                httpx.get(f"{url}/health")
+                httpx.get(f"http://127.0.0.1:{port}/health")
                 break
             time.sleep(0.1)
-        yield process
+        yield f"http://127.0.0.1:{port}", process
     finally:
         process.kill()
         process.wait()
@@ -118,9 +109,8 @@ def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Itera
 class Faulty:
     """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
 
-    Faults: `hang`, a status, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an earlier
-    request), `fewer` (a score is missing) and `ok`. After the last one all goes well. It counts scoring requests, and
-    the most that were open at one time.
+    Faults: `hang`, a status, `malformed` (half an answer), `stale` (the answer to an earlier request), `fewer` (a score
+    is missing) and `ok`, as after the last one. It counts scoring requests, and the most that were open at one time.
     """
 
     def __init__(self, app: ASGIApp, faults: Sequence[str] = ()) -> None:
@@ -135,40 +125,24 @@ class Faulty:
         self._open += 1
         self.most_at_once = max(self.most_at_once, self._open)
         try:
-            await self._misbehave(self._faults.pop(0) if self._faults else "ok", scope, receive, send)
+            response = await self._answered(self._faults.pop(0) if self._faults else "ok", scope, receive)
+            await response(scope, receive, send)
         finally:
             self._open -= 1
 
-    async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answered(self, fault: str, scope: Scope, receive: Receive) -> Response:
         if fault == "hang":
             await asyncio.sleep(60)
-        elif fault.isdigit():
-            await _send(send, int(fault), b"no")
-        elif fault == "stale":
-            await _send(send, 200, self._answer)
-        else:
-            status, body = await self._asked(scope, receive)
-            changed = {
-                "ok": body,
-                "malformed": body[: len(body) // 2],
-                "nan": re.sub(rb"\d+\.\d+", b"NaN", body),
-                "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1),
-            }
-            await _send(send, status, changed[fault])
-
-    async def _asked(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-        """Return the true answer, status and body, and keep it."""
+        if fault.isdigit():
+            return Response(b"no", int(fault))
+        if fault == "stale":
+            return Response(self._answer)
         sent: list[Message] = []
 
         async def keep(message: Message) -> None:
             sent.append(message)
 
         await self._app(scope, receive, keep)
-        self._answer = b"".join(message.get("body", b"") for message in sent)
-        return sent[0]["status"], self._answer
-
-
-async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        body = self._answer = b"".join(message.get("body", b"") for message in sent)
+        spoiled = {"malformed": body[: len(body) // 2], "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1)}
+        return Response(spoiled.get(fault, body), sent[0]["status"])

@@ -17,7 +17,6 @@ class RewardWeighted(Algorithm):
     updates_per_round = 1
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
-        """Make one update."""
         metrics, _ = self.make_update(self._losses(trajectory))
         yield metrics
 

@@ -15,15 +15,9 @@ from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
 BRIGHTNESS = "tests.support.rewards:Brightness"
 
-GUARDED = {
-    "config": [Path(__file__).parents[2] / "configs" / "tiny.yaml", Path(__file__).with_name("no_trackers.yaml")],
-    "validation_interval": 1,
-    "validation_num_videos": 8,
-    "validate_at_step0": True,
-    "learning_rate": 5e-3,
-    "lr_warmup_steps": 0,
-    "kl_weight": 0,
-}
+GUARDED = {"validation_interval": 1, "validation_num_videos": 8, "validate_at_step0": True, "learning_rate": 5e-3}
+GUARDED |= {"lr_warmup_steps": 0, "kl_weight": 0}
+GUARDED["config"] = [Path(__file__).parents[2] / "configs/tiny.yaml", Path(__file__).with_name("no_trackers.yaml")]
 """Settings with which a run learns brightness fast, and a guard looks at every update."""
 
 
@@ -33,7 +27,6 @@ def grey_videos(*levels: int, frames: int = 5) -> Tensor:
 
 
 def scoring_with(reward: WeightedReward, score: Callable[[Tensor, Sequence[str]], Scores]) -> WeightedReward:
-    """Return a copy of `reward` that scores videos with another function."""
     other = copy.copy(reward)
     call = {"__call__": lambda self, videos, prompts: score(videos, prompts)}
     other.__class__ = type("Other", (type(reward),), call)

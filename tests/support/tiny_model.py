@@ -4,61 +4,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLHunyuanVideo15,
-    ClassifierFreeGuidance,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanVideo15Pipeline,
-    HunyuanVideo15Transformer3DModel,
-)
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    ByT5Tokenizer,
-    Qwen2_5_VLTextConfig,
-    Qwen2_5_VLTextModel,
-    SiglipImageProcessorPil,
-    SiglipVisionConfig,
-    SiglipVisionModel,
-    T5Config,
-    T5EncoderModel,
-)
 
 from hyvideo.config.schema import Config
 from hyvideo.models.adapter import lora_config
 from hyvideo.models.parallelize import trainable_parameters
 from scripts.tiny.components import build_tokenizer
 
-LATENT_CHANNELS = 4
-TEXT_WIDTH = 32
-GLYPH_WIDTH = 16
-IMAGE_WIDTH = 20
+LATENT_CHANNELS, TEXT_WIDTH, GLYPH_WIDTH, IMAGE_WIDTH = 4, 32, 16, 20
 SHIFT = 3.0
 ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
 """Settings of a small adapter, on the modules that the default chooses."""
 
 
-def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transformer3DModel:
+def build_transformer(seed: int = 0, **changes: Any) -> diffusers.HunyuanVideo15Transformer3DModel:
     """Make a transformer of two blocks of width 32 in which every condition moves the output visibly.
 
     `changes` replace settings of its config. No two of its tensors are alike: norm weights are near 1, biases near 0.
     """
     torch.manual_seed(seed)
-    config = {
-        "in_channels": 2 * LATENT_CHANNELS + 1,
-        "out_channels": LATENT_CHANNELS,
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "num_layers": 2,
-        "num_refiner_layers": 1,
-        "text_embed_dim": TEXT_WIDTH,
-        "text_embed_2_dim": GLYPH_WIDTH,
-        "image_embed_dim": IMAGE_WIDTH,
-        "rope_axes_dim": (4, 6, 6),
-        "target_size": 32,
-        "task_type": "t2v",
-    }
-    transformer = HunyuanVideo15Transformer3DModel(**config | changes)
+    config = {"in_channels": 2 * LATENT_CHANNELS + 1, "out_channels": LATENT_CHANNELS, "num_layers": 2}
+    config |= {"num_attention_heads": 2, "attention_head_dim": 16, "num_refiner_layers": 1, "rope_axes_dim": (4, 6, 6)}
+    config |= {"text_embed_dim": TEXT_WIDTH, "text_embed_2_dim": GLYPH_WIDTH, "image_embed_dim": IMAGE_WIDTH}
+    config |= {"target_size": 32, "task_type": "t2v"}
+    transformer = diffusers.HunyuanVideo15Transformer3DModel(**config | changes)
     with torch.no_grad():
         for parameter in transformer.parameters():
             if parameter.ndim > 1:
@@ -77,15 +49,9 @@ def transformer_call(
     padded_to: tuple[int, int, int] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What the pipeline would call the transformer with; noise where padding is.
+    """What the pipeline would call the transformer with for latents of size `grid`; noise where padding is.
 
-    Args:
-        grid: latent frames, height and width.
-        text: valid text tokens of each row.
-        glyph: valid glyph tokens of each row.
-        image: whether there is a start image.
-        padded_to: text, glyph and vision tokens; by default the longest row's, and 6.
-        seed: of all values.
+    `text` and `glyph` are the valid tokens of each row, `padded_to` all (text, glyph, vision): the longest row's and 6.
     """
     generator, batch = torch.Generator().manual_seed(seed), len(text)
     num_text, num_glyph, num_vision = padded_to or (max(text), max(glyph), 6)
@@ -109,18 +75,17 @@ def transformer_call(
 
 
 def randomize(transformer: nn.Module) -> None:
-    """Give every trained weight random values of its own."""
     for number, parameter in enumerate(trainable_parameters(transformer).values()):
         nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(number))
 
 
-def build_vae() -> AutoencoderKLHunyuanVideo15:
+def build_vae() -> diffusers.AutoencoderKLHunyuanVideo15:
     """Make a VAE with the real compression (16 in space, 4 in time) and a scaling factor that is not 1.
 
     Its videos are black with a few bright spots: enough of a moving shape for that reward to tell them apart.
     """
     torch.manual_seed(0)
-    vae = AutoencoderKLHunyuanVideo15(
+    vae = diffusers.AutoencoderKLHunyuanVideo15(
         latent_channels=LATENT_CHANNELS, block_out_channels=(4, 4, 4, 8, 8), layers_per_block=0, scaling_factor=0.7
     )
     last = vae.decoder.conv_out.conv
@@ -130,63 +95,54 @@ def build_vae() -> AutoencoderKLHunyuanVideo15:
     return vae.eval()
 
 
-def build_text_encoder(vocab_size: int) -> Qwen2_5_VLTextModel:
+def build_text_encoder(vocab_size: int) -> transformers.Qwen2_5_VLTextModel:
     """Make a language model of four layers, of which the pipeline reads the state before the last two."""
     torch.manual_seed(0)
-    config = Qwen2_5_VLTextConfig(
-        vocab_size=vocab_size,
-        hidden_size=TEXT_WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return Qwen2_5_VLTextModel(config).eval()
+    own = {"num_hidden_layers": 4, "max_position_embeddings": 2048, "initializer_range": 0.2}
+    return transformers.Qwen2_5_VLTextModel(transformers.Qwen2_5_VLTextConfig(**text_config(vocab_size) | own)).eval()
 
 
-def build_glyph_encoder(vocab_size: int = 384) -> T5EncoderModel:
-    """Make a ByT5 of one layer."""
+def text_config(vocab_size: int) -> dict[str, Any]:
+    """Configure two text layers of any Qwen vision-language model."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+    no_ends = {"bos_token_id": None, "eos_token_id": None}
+    return {"vocab_size": vocab_size, "hidden_size": TEXT_WIDTH, "intermediate_size": 48, **layers, **no_ends}
+
+
+def build_glyph_encoder(vocab_size: int = 384) -> transformers.T5EncoderModel:
     torch.manual_seed(0)
-    config = T5Config(vocab_size=vocab_size, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
-    return T5EncoderModel(config).eval()
+    config = transformers.T5Config(
+        vocab_size=vocab_size, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2
+    )
+    return transformers.T5EncoderModel(config).eval()
 
 
-def build_vision_encoder() -> SiglipVisionModel:
+def build_vision_encoder() -> transformers.SiglipVisionModel:
     """Make a SigLIP of one layer that sees images as 2 x 2 patches: four tokens."""
     torch.manual_seed(0)
-    config = SiglipVisionConfig(
-        hidden_size=IMAGE_WIDTH,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
+    layers = {"hidden_size": IMAGE_WIDTH, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**layers, image_size=16, patch_size=8)).eval()
+
+
+def build_image_processor() -> transformers.SiglipImageProcessorPil:
+    return transformers.SiglipImageProcessorPil(
+        size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
-    return SiglipVisionModel(config).eval()
 
 
-def build_image_processor() -> SiglipImageProcessorPil:
-    """Make the preprocessing of `build_vision_encoder`."""
-    return SiglipImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-
-
-def save_tiny_model(folder: Path, transformer: HunyuanVideo15Transformer3DModel | None = None) -> Path:
+def save_tiny_model(folder: Path, transformer: diffusers.HunyuanVideo15Transformer3DModel | None = None) -> Path:
     """Write the whole model to `folder` in the diffusers layout, as the stock pipeline does; float32."""
     tokenizer = build_tokenizer()
-    pipeline = HunyuanVideo15Pipeline(
+    pipeline = diffusers.HunyuanVideo15Pipeline(
         text_encoder=build_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,
         transformer=transformer or build_transformer(),
         vae=build_vae(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         text_encoder_2=build_glyph_encoder(),
-        tokenizer_2=ByT5Tokenizer(),
-        guider=ClassifierFreeGuidance(guidance_scale=1.0),
+        tokenizer_2=transformers.ByT5Tokenizer(),
+        guider=diffusers.ClassifierFreeGuidance(guidance_scale=1.0),
     )
     pipeline.save_pretrained(folder)
     return folder

@@ -29,43 +29,22 @@ PROMPTS = (
 )
 """Of several lengths, one with a quoted text; each asks for one scene."""
 
+VIDEOS = {"sample_n_frames": 5, "rollout_size": "32x32", "infer_flow_shift_video": 3.0, "grpo_sampling_steps": 4}
+ROUND = {"batch_size": 4, "num_generations": 2, "rollout_micro_batch_size": 2, "mini_batch_size_per_update": 2}
+KL = {"kl_weight": 0.01, "kl_warmup_updates": 2, "update_ref_model_step": 2}
+VALIDATION = {"validation_interval": 0, "validation_num_videos": 2, "validate_video_length": 5}
+VALIDATION |= {"validation_fixed_size": "32x32", "validation_num_inference_steps": 2}
 SETTINGS: Mapping[str, Any] = {
-    "config": REPOSITORY / "configs" / "tiny.yaml",
-    "sample_n_frames": 5,
-    "rollout_size": "32x32",
-    "infer_flow_shift_video": 3.0,
-    "grpo_sampling_steps": 4,
-    "batch_size": 4,
-    "num_generations": 2,
-    "rollout_micro_batch_size": 2,
-    "mini_batch_size_per_update": 2,
-    "updates_per_rollout": 1,
-    "kl_weight": 0.01,
-    "kl_warmup_updates": 2,
-    "update_ref_model_step": 2,
-    "learning_rate": 1e-3,
-    "validation_interval": 0,
-    "validation_num_videos": 2,
-    "validate_video_length": 5,
-    "validation_fixed_size": "32x32",
-    "validation_num_inference_steps": 2,
-    "max_steps": 3,
-    "save_interval": 0,
-    "peak_tflops": 0.1,  # or every run would measure it
+    **{"config": REPOSITORY / "configs" / "tiny.yaml", "updates_per_rollout": 1, "learning_rate": 1e-3},
+    **{"max_steps": 3, "save_interval": 0, "peak_tflops": 0.1},  # or every run would measure it
+    **{**VIDEOS, **ROUND, **KL, **VALIDATION},
 }
 """One round is 4 videos of 2 prompts in 4 steps; every part of the method acts within a few updates."""
 
-ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"ema_decay": 0.9, "base_interval": 2},
-    "nft": {
-        "algorithm": "nft",
-        "ema_decay": 0.9,
-        "base_interval": 2,
-        "algorithm_options": ["old_ramp=0.2", "kl_weight=0.1"],
-        "timestep_fraction": 0.75,
-        "adv_clip_max": 1.0,
-    },
-}
+EVERY_PART = {"ema_decay": 0.9, "base_interval": 2}
+NFT = {"algorithm": "nft", "timestep_fraction": 0.75, "adv_clip_max": 1.0}
+NFT["algorithm_options"] = ["old_ramp=0.2", "kl_weight=0.1"]
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {"grpo": EVERY_PART, "nft": EVERY_PART | NFT}
 """Every built-in algorithm, with settings under which every part of it acts within a few updates. What holds for all
 algorithms is tested for each of these."""
 
@@ -118,12 +97,10 @@ class GradientRecorder(torch.optim.SGD):
 
 
 def weights_of(training: Run) -> dict[str, Tensor]:
-    """Copy the trained weights."""
     return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
 
 
 def collect_round(training: Run) -> Trajectory:
-    """Sample and score the videos of the next round."""
     return collect(training.policy, training.algorithm, training.reward, training.rounds.next())
 
 
@@ -135,13 +112,8 @@ def pairs_of(training: Run, trajectory: Trajectory, num_updates: int = 1, *, per
 
 
 def update(
-    training: Run,
-    trajectory: Trajectory,
-    pairs: Pairs,
-    anchor_means: Tensor | None = None,
-    coefficient: float = 0.0,
+    training: Run, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None = None, coefficient: float = 0.0
 ) -> dict[str, float]:
-    """Make one update of these pairs and return its metrics."""
     compared = training.algorithm.compare(trajectory)
     if anchor_means is not None:
         compared = replace(compared, anchor_means=anchor_means)

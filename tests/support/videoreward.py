@@ -5,7 +5,6 @@ Qwen2-VL with the adapters merged into its weights, so neither loading nor adapt
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from scripts.tiny.components import build_tokenizer
+from tests.support.tiny_model import TEXT_WIDTH as WIDTH
+from tests.support.tiny_model import text_config
 
-WIDTH = 32
 RANK, ALPHA = 2, 6
 STATISTICS = {"VQ": (0.5, 2.0), "MQ": (-1.0, 0.5), "TA": (0.25, 4.0)}
 TEXT = "\nHow good is it? <|VQ_reward|>\nHow does it move? <|MQ_reward|>  \nIs it {text_prompt}? <|TA_reward|>\nEND\n"
@@ -61,49 +61,57 @@ def write_videoreward(root: Path, *, split: bool = False) -> VideoReward:
     write_model_config(root, output_dim=output_dim)
 
     torch.manual_seed(0)
-    network = _build_network(tokenizer)
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2}
+    parts = {"text_config": text_config(len(tokenizer)), "vision_config": vision, **vision_token_ids(tokenizer)}
+    network = Qwen2VLForConditionalGeneration(Qwen2VLConfig(**parts)).eval()
+    draw_weights(network)
     network.config.save_pretrained(root / "base")
     head = torch.randn(output_dim, WIDTH)
-    base = _old_names(network.state_dict())
+    base = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value.detach().clone()
+        for name, value in network.state_dict().items()
+    }
     if split:
         save_file(base | {"model.embed_tokens.weight": torch.randn(9, WIDTH)}, root / "base" / "model.safetensors")
-    adapters = _merge_random_adapters(network)
-    _write_weights(root / "checkpoint-20", base, adapters, head, split)
+    adapters = {}
+    for name, module in network.model.language_model.named_modules():
+        if isinstance(module, nn.Linear):
+            down, up = torch.randn(RANK, module.in_features) / 6, torch.randn(module.out_features, RANK) / 6
+            adapters |= {f"model.{name}.lora_A": down, f"model.{name}.lora_B": up}
+            module.weight.data += ALPHA / RANK * up @ down
+
+    folder, weights = root / "checkpoint-20", {"rm_head.weight": head}
+    adapted = {name.removesuffix(".lora_A") for name in adapters}
+    for name, value in base.items():
+        module, _, kind = name.rpartition(".")
+        if not split:
+            weights[f"{module}.base_layer.{kind}" if module in adapted else name] = value
+        elif "visual" in name or "embed_tokens" in name:
+            weights[name] = value
+    named = {f"{name}{'' if split else '.default'}.weight": value for name, value in adapters.items()}
+    if split:
+        save_file(
+            {f"base_model.model.{name}": one for name, one in named.items()}, folder / "adapter_model.safetensors"
+        )
+    else:
+        weights |= named
+    file = "non_lora_state_dict.pth" if split else "model.pth"
+    torch.save({f"base_model.model.{name}": value for name, value in weights.items()}, folder / file)
     return VideoReward(root, tokenizer, network, head)
 
 
 def write_model_config(root: Path, **changes: Any) -> None:
     """Write `model_config.json`; `changes` replace keys of whichever section has them."""
     content = {
-        "data_config": {
-            "max_frame_pixels": 200704,
-            "num_frames": None,
-            "fps": 2.0,
-            "eval_dim": ["VQ", "MQ", "TA"],
-            "prompt_template_type": "detailed_special",
-            "sample_type": "uniform",
-        },
-        "model_config": {
-            "model_name_or_path": "nowhere/base",
-            "output_dim": 1,
-            "use_special_tokens": True,
-            "reward_token": "special",
-        },
-        "peft_lora_config": {
-            "lora_enable": True,
-            "vision_lora": False,
-            "lora_r": RANK,
-            "lora_alpha": ALPHA,
-            "lora_target_modules": None,
-            "lora_namespan_exclude": ["lm_head", "rm_head", "embed_tokens"],
-            "use_rslora": False,
-            "num_lora_modules": -1,
-        },
-        "inference_config": {
-            f"{metric}_{kind}": value
-            for metric, pair in STATISTICS.items()
-            for kind, value in zip(("mean", "std"), pair, strict=True)
-        },
+        "data_config": {"max_frame_pixels": 200704, "num_frames": None, "fps": 2.0, "eval_dim": list(STATISTICS)}
+        | {"prompt_template_type": "detailed_special", "sample_type": "uniform"},
+        "model_config": {"model_name_or_path": "nowhere/base", "output_dim": 1}
+        | {"use_special_tokens": True, "reward_token": "special"},
+        "peft_lora_config": {"lora_enable": True, "vision_lora": False, "lora_r": RANK, "lora_alpha": ALPHA}
+        | {"lora_target_modules": None, "use_rslora": False, "num_lora_modules": -1}
+        | {"lora_namespan_exclude": ["lm_head", "rm_head", "embed_tokens"]},
+        "inference_config": {f"{metric}_mean": mean for metric, (mean, _) in STATISTICS.items()}
+        | {f"{metric}_std": std for metric, (_, std) in STATISTICS.items()},
     }
     for key, value in changes.items():
         section = next((section for section in content.values() if key in section), content)
@@ -111,77 +119,15 @@ def write_model_config(root: Path, **changes: Any) -> None:
     (root / "model_config.json").write_text(json.dumps(content))
 
 
-def text_config(vocab_size: int) -> dict[str, Any]:
-    """Configure two text layers of any Qwen vision-language model."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
-def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration:
-    """Two text layers and two vision blocks in which every part moves the scores."""
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
-    config = Qwen2VLConfig(
-        text_config=text_config(len(tokenizer)),
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2},
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        image_token_id=image,
-        video_token_id=video,
-    )
-    network = Qwen2VLForConditionalGeneration(config).eval()
+def draw_weights(network: nn.Module) -> None:
+    """Draw the weights of any Qwen vision-language model so that every part moves its outputs."""
     for parameter in network.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
     nn.init.normal_(network.model.language_model.embed_tokens.weight)
-    return network
 
 
-def _merge_random_adapters(network: Qwen2VLForConditionalGeneration) -> dict[str, Tensor]:
-    """Draw adapters for every linear layer of the language model and add them to its weights."""
-    adapters = {}
-    for name, module in network.model.language_model.named_modules():
-        if isinstance(module, nn.Linear):
-            down, up = torch.randn(RANK, module.in_features) / 6, torch.randn(module.out_features, RANK) / 6
-            adapters |= {f"model.{name}.lora_A": down, f"model.{name}.lora_B": up}
-            module.weight.data += ALPHA / RANK * up @ down
-    return adapters
-
-
-def _old_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a current state dict as transformers 4.45 had it."""
-    renamed = {}
-    for name, value in weights.items():
-        name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
-        renamed[name] = value.detach().clone()
-    return renamed
-
-
-def _write_weights(
-    folder: Path, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], head: Tensor, split: bool
-) -> None:
-    prefix = "base_model.model."
-    if split:
-        rest = {name: value for name, value in base.items() if "visual" in name or "embed_tokens" in name}
-        torch.save(
-            {prefix + name: value for name, value in {**rest, "rm_head.weight": head}.items()},
-            folder / "non_lora_state_dict.pth",
-        )
-        save_file(
-            {f"{prefix}{name}.weight": value for name, value in adapters.items()}, folder / "adapter_model.safetensors"
-        )
-        return
-    adapted = {name.removesuffix(".lora_A") for name in adapters}
-    whole = {"rm_head.weight": head} | {f"{name}.default.weight": value for name, value in adapters.items()}
-    for name, value in base.items():
-        module, _, kind = name.rpartition(".")
-        whole[f"{module}.base_layer.{kind}" if module in adapted else name] = value
-    torch.save({prefix + name: value for name, value in whole.items()}, folder / "model.pth")
+def vision_token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
+    """Return where the VISION_TOKENS are, as a config of any Qwen vision-language model says it."""
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(VISION_TOKENS), strict=True))

@@ -6,20 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from fastapi import FastAPI, HTTPException, Request
 from PIL import Image
-from torch import Tensor, nn
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.models.reward_models.vlm_checks import LocalJudge
 from scripts.tiny.components import build_tokenizer
-from tests.support.videoreward import VISION_TOKENS, text_config
+from tests.support.tiny_model import text_config
+from tests.support.videoreward import VISION_TOKENS, draw_weights, vision_token_ids
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -35,38 +31,28 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     tokenizer.add_tokens(["Yes", "No", "yes"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
+    tokens = {**vision_token_ids(tokenizer), "tie_word_embeddings": False}
     text = text_config(len(tokenizer))
     tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
-    tokens = {
-        "vision_start_token_id": start,
-        "vision_end_token_id": end,
-        "image_token_id": image,
-        "video_token_id": video,
-        "tie_word_embeddings": False,
-    }
     torch.manual_seed(0)
     if family == "qwen2_5_vl":
         tower |= {"fullatt_block_indexes": [1]}
-        network = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=tower, **tokens))
+        network = transformers.Qwen2_5_VLForConditionalGeneration(
+            transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **tokens)
+        )
         processor = Qwen2VLImageProcessorPil(patch_size=14)
     else:
         text |= {"head_dim": 16}
         tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-        network = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=tower, **tokens))
+        network = transformers.Qwen3VLForConditionalGeneration(
+            transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **tokens)
+        )
         processor = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    for parameter in network.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
-    nn.init.normal_(network.model.language_model.embed_tokens.weight)
+    draw_weights(network)
     processor.save_pretrained(folder)
     network.save_pretrained(folder)
-    _lean_to_answers(folder, network)
-    return folder
 
-
-def _lean_to_answers(folder: Path, network: nn.Module) -> None:
-    """Point the rows of Yes and No where the last hidden state of a question points."""
+    # Point the rows of Yes and No where the last hidden state of a question points.
     judge = LocalJudge(str(folder), 10**6, "cpu", torch.float32)
     kept: list[Tensor] = []
     hook = judge.network.lm_head.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0][0, -1]))
@@ -79,6 +65,7 @@ def _lean_to_answers(folder: Path, network: nn.Module) -> None:
             row = 20 * middle / middle.norm() ** 2 + side * torch.randn(32) * 0.1
             network.lm_head.weight[ids] = row
     network.save_pretrained(folder)
+    return folder
 
 
 def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None = None) -> FastAPI:
@@ -97,13 +84,14 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
             raise HTTPException(404, f"no model {asked['model']}")
         parts = asked["messages"][0]["content"]
         text = "".join(part["text"] for part in parts if part["type"] == "text")
-        images = [_image(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+        urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
         if not images:
             return {"choices": [{"message": {"role": "assistant", "content": replies.pop(0)}}]}
         logits: list[Tensor] = []
         hook = judge.network.lm_head.register_forward_hook(lambda module, inputs, out: logits.append(out[0, -1]))
         with torch.no_grad():
-            judge.yes(torch.stack(images), text)
+            judge.yes(torch.stack([torch.from_numpy(np.array(image)) for image in images]), text)
         hook.remove()
         values, ids = logits[0].log_softmax(-1).topk(asked.get("top_logprobs", 0))
         told = [
@@ -116,9 +104,3 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
         return {"id": "1", "object": "chat.completion", "choices": [choice]}
 
     return app
-
-
-def _image(url: str) -> Tensor:
-    """Decode an image of a request, uint8 `[H, W, 3]`."""
-    content = base64.b64decode(url.partition(",")[2])
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(content))))

@@ -1,19 +1,209 @@
-"""Adapters are saved as they are, and refused where they do not fit."""
+"""Adapters and names of weights: exact in both layouts and directions, and refused where they do not fit."""
 
+import json
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from hyvideo.models.adapter import ADAPTER_FILE, adapter_weights, draw_adapter, load_lora, lora_config, save_lora
+from hyvideo.config.schema import Config
+from hyvideo.models import adapter as adapters
+from hyvideo.models import original_config
+from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
+from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
+from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
 from hyvideo.models.parallelize import prepare_policy
+from tests.support import original_layout
 from tests.support.equal_runs import assert_same
 from tests.support.tiny_model import ADAPTER, build_transformer
+
+REFINER = "txt_in.individual_token_refiner.blocks.1"
+OURS = "context_embedder.token_refiner.refiner_blocks.1"
+
+PUBLISHED = {
+    "transformer_blocks.53.norm1_context.linear.weight": Part("double_blocks.53.txt_mod.linear.weight"),
+    "transformer_blocks.7.attn.norm_added_q.weight": Part("double_blocks.7.txt_attn_q_norm.weight"),
+    "context_embedder_2.linear_3.weight": Part("byt5_in.fc3.weight"),
+    f"{OURS}.attn.to_k.weight": Part(f"{REFINER}.self_attn_qkv.weight", 1, 3),
+    f"{OURS}.attn.to_v.bias": Part(f"{REFINER}.self_attn_qkv.bias", 2, 3),
+    "norm_out.linear.bias": Part("final_layer.adaLN_modulation.1.bias", swapped=True),
+}
+"""Names of the real model, whose numbers have more digits than those of the tiny one."""
+
+
+def test_published_names_are_found_and_others_are_no_part_of_the_network():
+    assert {name: transformer_part(name) for name in PUBLISHED} == PUBLISHED
+    assert vae_part("decoder.up_blocks.0.resnets.2.norm1.gamma").name == "decoder.up.0.block.2.norm1.gamma"
+    shortcut = vae_part("decoder.up_blocks.4.resnets.0.conv_shortcut.weight")
+    assert shortcut.name == "decoder.up.4.block.0.nin_shortcut.weight"
+    for name in ("transformer_blocks.0.attn.to_x.weight", "x_embedder", "extra.weight", ""):
+        with pytest.raises(KeyError):
+            transformer_part(name)
+
+
+@pytest.mark.parametrize("version", original_layout.VERSIONS)
+def test_transformer_and_config_become_the_published_checkpoint_bit_for_bit_and_the_config_comes_back(version):
+    transformer = original_layout.original_transformer(version)
+    config, state = transformer.config, transformer.state_dict()
+    assert_same(dict(original_tensors(state)), original_layout.original_transformer_tensors(state))
+    original = original_config.original_transformer_config(config)
+    published = original_layout.transformer_config_json(config)
+    assert {name: original[name] for name in published} == published
+    back = original_config.diffusers_transformer_config(original, config["text_embed_2_dim"], "config.json")
+    assert back == {name: config[name] for name in back}
+
+
+def test_what_the_original_network_cannot_have_is_not_exported():
+    transformer = original_layout.original_transformer("480p_t2v")
+    with pytest.raises(ValueError, match="target_size 64 and 2 refiner layers"):
+        original_config.original_transformer_config({**transformer.config, "target_size": 64})
+    state = transformer.state_dict()
+    del state["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias"]
+    with pytest.raises(ValueError, match=r"lack pieces: txt_in\.individual_.*\.blocks\.0\.self_attn_qkv\.bias"):
+        dict(original_tensors(state))
+
+
+@given(st.sampled_from([Part("x"), Part("x", 0, 3), Part("x", 2, 3), Part("x", swapped=True)]), st.data())
+def test_any_rows_of_a_part_are_found_in_the_file(part, data):
+    size = 2 * data.draw(st.integers(1, 8))
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    file = torch.arange(size * part.count)
+    whole = file.roll(size // 2) if part.swapped else file.chunk(part.count)[part.index]
+    pieces = [file[first:last] for first, last in part.rows(start, stop, size)]
+    assert torch.equal(torch.cat(pieces) if pieces else file[:0], whole[start:stop])
+
+
+def test_a_shift_of_the_latents_is_kept_and_a_missing_setting_named():
+    config = dict.fromkeys(original_config._VAE_SIZES, 1)
+    assert original_config.diffusers_vae_config(config | {"shift_factor": 0.25}, "x")["shift_factor"] == 0.25
+    assert "shift_factor" not in original_config.diffusers_vae_config(config | {"shift_factor": None}, "x")
+    del config["ffactor_spatial"]
+    with pytest.raises(ValueError, match="'x' lacks ffactor_spatial"):
+        original_config.diffusers_vae_config(config, "x")
+
+
+RANK, ALPHA = 4, 6
+MODULES = ("double_blocks.1.img_attn_q", "double_blocks.0.txt_mlp.fc1", f"{REFINER}.self_attn_qkv")
+MODULES += ("final_layer.adaLN_modulation.1", "final_layer.linear")
+
+
+@pytest.fixture
+def transformer() -> HunyuanVideo15Transformer3DModel:
+    return original_layout.original_transformer("480p_t2v")
+
+
+@pytest.fixture
+def adapter(transformer) -> dict[str, Tensor]:
+    weights, tensors = dict(original_tensors(transformer.state_dict())), {}
+    generator = torch.Generator().manual_seed(1)
+    for module in MODULES:
+        rows, columns = weights[f"{module}.weight"].shape
+        tensors[f"{module}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator)
+        tensors[f"{module}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator)
+    return tensors
+
+
+def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) -> Path:
+    note = json.dumps({"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings)
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"lora_adapter_metadata": note})
+    return folder
+
+
+def product(adapter: dict[str, Tensor], module: str) -> Tensor:
+    return adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
+
+
+def test_the_original_weights_change_by_scaled_b_times_a(transformer, adapter, tmp_path):
+    expected = {name: tensor.clone() for name, tensor in original_tensors(transformer.state_dict())}
+    for module in MODULES:
+        expected[f"{module}.weight"] += ALPHA / RANK * product(adapter, module)
+    load_lora(transformer, write_adapter(tmp_path, adapter))
+    transformer.fuse_lora()
+    transformer.unload_lora()
+    torch.testing.assert_close(dict(original_tensors(transformer.state_dict())), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_settings_alpha_is_the_rank(transformer, adapter, tmp_path):
+    save_file(adapter, tmp_path / ADAPTER_FILE)
+    load_lora(transformer, tmp_path)
+    assert {m.scaling[adapters.ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
+
+
+def test_our_adapter_comes_back_bit_for_bit_from_original_keys_and_needs_all_parts_of_a_fused_module(transformer):
+    base = {name: tensor.clone() for name, tensor in transformer.state_dict().items()}
+    transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=adapters.ADAPTER)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, generator=generator)
+    tensors = get_peft_model_state_dict(transformer, adapter_name=adapters.ADAPTER)
+    settings = transformer.peft_config[adapters.ADAPTER].to_dict()
+    original, original_settings = adapter_to_original(tensors, settings)
+    assert has_original_keys(original) and not has_original_keys(tensors)
+    back, back_settings = adapter_to_diffusers(original, original_settings, base)
+    assert_same(back, tensors)
+    assert (back_settings["r"], back_settings["lora_alpha"]) == (RANK, ALPHA)
+    assert back_settings["rank_pattern"] == back_settings["alpha_pattern"] == {}
+    name = "context_embedder.token_refiner.refiner_blocks.0.attn.to_k"
+    partial = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
+    with pytest.raises(ValueError, match="needs all 3 of query, key and value"):
+        adapter_to_original(partial, settings)
+
+
+def test_an_adapter_of_original_keys_comes_back_as_the_same_function(transformer, adapter):
+    renamed, settings = adapter_to_diffusers(adapter, {"r": RANK, "lora_alpha": ALPHA}, transformer.state_dict())
+    back, _ = adapter_to_original(renamed, settings)
+    for module in MODULES:
+        torch.testing.assert_close(product(back, module), product(adapter, module), rtol=1e-5, atol=1e-5)
+
+
+ZEROS = torch.zeros(4, 32)
+OTHER = {"double_blocks.9.img_attn_q.lora_A.weight": ZEROS, "double_blocks.9.img_attn_q.lora_B.weight": ZEROS.T}
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "message"),
+    [
+        (OTHER, {}, r"modules this transformer lacks: double_blocks\.9\.img_attn_q"),
+        ({f"{MODULES[0]}.lora_B.weight": None}, {}, "see double_blocks.1.img_attn_q.lora_B"),
+        ({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}, {}, "does not fit this transformer"),
+        ({}, {"use_dora": True}, "it sets use_dora"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(transformer, adapter, tmp_path, changed, settings, message):
+    adapter = {name: tensor.contiguous() for name, tensor in (adapter | changed).items() if tensor is not None}
+    with pytest.raises(ValueError, match=message):
+        load_lora(transformer, write_adapter(tmp_path, adapter, **settings))
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen"),
+    [
+        ("img_attn_q", ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q"]),
+        ("double_blocks.1.img_mlp.fc1", ["transformer_blocks.1.ff.net.0.proj"]),
+        ("self_attn_qkv", [f"context_embedder.token_refiner.refiner_blocks.0.attn.to_{part}" for part in "kqv"]),
+        ("byt5_in.fc2", ["context_embedder_2.linear_2"]),
+    ],
+)
+def test_modules_are_chosen_by_the_originals_names_and_by_ours_together(target, chosen):
+    linear = [name for name, module in build_transformer().named_modules() if isinstance(module, torch.nn.Linear)]
+    both = lora_config(2, 4, [target, "ff_context.net.2"])
+    found = [name for name in linear if check_target_module_exists(both, name)]
+    blocks = [name for name in linear if name.endswith("ff_context.net.2")]
+    assert blocks and sorted(found) == sorted([*chosen, *blocks])
+    assert lora_config(2, 4, ["to_q"]).target_modules == {"to_q"}
 
 
 @pytest.fixture
@@ -29,13 +219,11 @@ def either(request: pytest.FixtureRequest) -> HunyuanVideo15Transformer3DModel:
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return an adapter's tensors and its note."""
     with safe_open(folder / ADAPTER_FILE, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
 
 
 def save(network: HunyuanVideo15Transformer3DModel, folder: Path, lora: LoraConfig = ADAPTER) -> None:
-    """Save a new adapter of a network, and take it off again."""
     prepare_policy(network, gradient_checkpointing=False, lora=lora)
     save_lora(network, folder)
     network.delete_adapters("default")
@@ -44,10 +232,10 @@ def save(network: HunyuanVideo15Transformer3DModel, folder: Path, lora: LoraConf
 def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path):
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
     save_lora(policy, tmp_path / "inside")
-    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
+    save_lora(policy, tmp_path / "apart", adapters.adapter_weights(policy))
     (inside, note), (apart, other_note) = read(tmp_path / "inside"), read(tmp_path / "apart")
-    assert other_note == note
     assert_same(apart, inside)
+    assert other_note == note
 
 
 @pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
@@ -58,11 +246,9 @@ def test_an_adapter_of_another_model_is_refused(either, tmp_path, change):
 
 
 def test_memory_that_is_full_is_not_said_to_be_an_adapter_that_does_not_fit(policy, tmp_path, monkeypatch):
-    def fail(*args: object, **kwargs: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     save(policy, tmp_path)
-    monkeypatch.setattr(HunyuanVideo15Transformer3DModel, "load_lora_adapter", fail)
+    fails = mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(HunyuanVideo15Transformer3DModel, "load_lora_adapter", fails)
     with pytest.raises(torch.OutOfMemoryError):
         load_lora(policy, tmp_path)
 
@@ -79,6 +265,9 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
     save(policy, tmp_path, lora_config(2, 4, ["to_q", "to_k"]))
     with pytest.raises(ValueError, match=message):
         prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
+    for absurd in (10**400, -(2**64)):
+        with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
+            lora_config(4, absurd, ["to_q"])
 
 
 @pytest.mark.parametrize(
@@ -98,12 +287,6 @@ def test_an_adapter_that_is_named_in_another_way_is_told_what_is_expected(policy
         load_lora(policy, tmp_path)
     with pytest.raises(ValueError, match=f"no adapter at '{tmp_path / ADAPTER_FILE}/.*Name the folder that holds one"):
         load_lora(policy, tmp_path / ADAPTER_FILE)
-
-
-@pytest.mark.parametrize("alpha", [10**400, -(2**64)], ids=["huge", "negative"])
-def test_an_absurd_alpha_is_refused(alpha):
-    with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
-        lora_config(4, alpha, ["to_q"])
 
 
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
@@ -126,12 +309,12 @@ def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_a
             empty = build_transformer()
         prepare_policy(empty, gradient_checkpointing=False, lora=ADAPTER)
         torch.rand(seed)  # whatever was drawn before
-        draw_adapter(empty, seed)
-        return adapter_weights(empty)
+        adapters.draw_adapter(empty, seed)
+        return adapters.adapter_weights(empty)
 
     received, again, other = drawn(3), drawn(3), drawn(4)
     torch.manual_seed(0)
-    librarys = adapter_weights(prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER))
+    librarys = adapters.adapter_weights(prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER))
     assert received.keys() == librarys.keys()
     first = [name for name in received if "lora_A" in name]
     assert 2 * len(first) == len(received)

@@ -1,8 +1,9 @@
-"""Trimmed attention: the numbers of the stock transformer without its padding and its dense mask."""
+"""Trimmed attention: the numbers of the stock transformer without padding and dense mask, and its operations."""
 
 import copy
 import functools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from hyvideo.models import attention
 from hyvideo.models.attention import KERNELS, install_attention, kernel_in_use
+from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.tiny_model import ADAPTER, build_transformer, transformer_call
 
@@ -79,16 +83,22 @@ def test_gradients_agree_when_blocks_are_recomputed_after_two_forward_passes():
     assert_gradients_agree(stock, trimmed)
 
 
-def test_what_lies_in_the_padding_does_not_matter_and_arguments_may_be_positional():
+def test_padding_whatever_lies_in_it_and_a_blank_image_may_be_left_out_and_arguments_may_be_positional():
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 0, 9])
     expected = trimmed(**call)[0]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
     for suffix in ("", "_2"):
         padding = call[f"encoder_attention_mask{suffix}"] == 0
         call[f"encoder_hidden_states{suffix}"][padding] = 1e3
     names = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask")
-    positional = [call.pop(name) for name in names]
-    assert torch.equal(trimmed(*positional, **call)[0], expected)
+    others = {name: value for name, value in call.items() if name not in names}
+    assert torch.equal(trimmed(*(call[name] for name in names), **others)[0], expected)
+    for suffix in ("", "_2"):
+        lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
+        padded = call[f"encoder_hidden_states{suffix}"]
+        call[f"encoder_hidden_states{suffix}"] = [row[:n] for row, n in zip(padded, lengths, strict=True)]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
 
 
 @pytest.mark.parametrize(("lengths", "in_refiner", "in_block"), [([9, 9], [9], [9]), ([9, 4, 9, 9], [4, 9], [9, 4, 9])])
@@ -107,30 +117,19 @@ def test_neighbours_of_one_length_attend_together_without_a_mask_or_padded_keys(
     assert keys == [*in_refiner, *[NUM_VIDEO + length for length in in_block] * 2]
 
 
-def test_unpadded_rows_and_no_image_give_what_padded_ones_with_masks_and_a_blank_image_give():
-    _, trimmed = stock_and_trimmed()
-    call = inputs([7, 20, 3], [4, 0, 9])
-    expected = trimmed(**call)[0]
-    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
-    for suffix in ("", "_2"):
-        lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
-        padded = call[f"encoder_hidden_states{suffix}"]
-        call[f"encoder_hidden_states{suffix}"] = [row[:n] for row, n in zip(padded, lengths, strict=True)]
-    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
-
-
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
-def test_a_mask_with_a_gap_is_refused(name):
+def test_a_mask_with_a_gap_and_installing_twice_are_refused(name):
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 6, 9])
     call[name][1, 2] = 0
     with pytest.raises(ValueError, match=f"{name} must be right-padded.*gaps"):
         trimmed(**call)
+    with pytest.raises(ValueError, match="already has the trimmed attention"):
+        install_attention(trimmed)
 
 
 @pytest.mark.parametrize(
-    ("compiler", "lora"),
-    [("eager", None), ("eager", ADAPTER), pytest.param("inductor", None, marks=pytest.mark.slow)],
+    ("compiler", "lora"), [("eager", None), ("eager", ADAPTER), pytest.param("inductor", None, marks=pytest.mark.slow)]
 )
 def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(compiler, lora, monkeypatch):
     """Two graphs would round otherwise, so that ratios would not be 1; `inductor` fuses as it does on a GPU."""
@@ -211,10 +210,68 @@ def test_a_run_says_which_kernel_attends(monkeypatch):
 
     monkeypatch.setattr(torch, "_fused_sdp_choice", chosen)
     said = {}
-    for answer in map(int, KERNELS):
+    for answer in CUDNN_FIRST:
         said[SDPBackend(answer)] = kernel_in_use(*arguments)
     assert seen == [((1, 2, 40, 16), True, CUDNN_FIRST)] * len(KERNELS)
     assert said[SDPBackend.CUDNN_ATTENTION] == "attention kernel: cudnn"
     slower = "; cuDNN's cannot run here, which on an H200 is 1.7 times as fast as flash"
     assert said[SDPBackend.FLASH_ATTENTION] == f"attention kernel: flash{slower}"
     assert said[SDPBackend.MATH] == f"attention kernel: math{slower}"
+
+
+LATENTS = (3, 4, 6)
+with torch.device("meta"):  # the defaults are those of the published model
+    REAL = dict(HunyuanVideo15Transformer3DModel(num_layers=1).config) | {"num_layers": 54}
+
+
+def forward(transformer, num_text, num_glyph, num_vision):
+    tokens = (num_text, num_glyph, num_vision)
+    call = transformer_call(LATENTS, [num_text], [num_glyph], image=True, padded_to=tokens)
+    call["timestep_r"] = torch.tensor([400.0]) if transformer.config.use_meanflow else None
+    return transformer(**call)[0]
+
+
+def counted(run):
+    """The operations PyTorch counts in `run`, attention by plain matrix products."""
+    with (
+        FlopCounterMode(display=False) as counter,
+        sdpa_kernel(SDPBackend.MATH),  # of the VAE; the transformer chooses its own
+        mock.patch.object(attention, "KERNELS", [SDPBackend.MATH]),
+    ):
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        ((7, 0, 0), {}),
+        ((7, 5, 0), {"patch_size": 2}),
+        ((9, 0, 11), {"task_type": "i2v", "num_layers": 1, "mlp_ratio": 3.0}),
+        ((2, 3, 4), {"use_meanflow": True, "num_refiner_layers": 2}),
+    ],
+)
+def test_a_forward_pass_has_the_operations_that_are_counted_in_it(tokens, changes):
+    transformer = install_attention(build_transformer(**changes))
+    text, glyph, vision = tokens
+    video = video_tokens(transformer.config, LATENTS)
+    flops = transformer_flops(transformer.config, num_video=video, num_text=text, num_glyph=glyph, num_vision=vision)
+    with torch.no_grad():
+        assert flops.total == counted(lambda: forward(transformer, *tokens))
+
+
+def test_forward_and_backward_pass_are_three_forward_passes_up_to_what_needs_no_gradient():
+    """Attention by plain products has a backward pass of twice its forward pass: what the model needs."""
+    transformer = install_attention(build_transformer(num_layers=4))
+    flops = transformer_flops(transformer.config, num_video=72, num_text=7)
+    assert counted(lambda: forward(transformer, 7, 0, 0).sum().backward()) == pytest.approx(flops.model, rel=0.06)
+
+
+def test_ranks_of_a_video_share_its_tokens_and_heads_but_each_has_the_whole_condition():
+    one = transformer_flops(REAL, num_video=34020, num_text=300)
+    two = transformer_flops(REAL, num_video=34020, num_text=300, sp_size=2)
+    condition = transformer_flops(REAL, num_video=0, num_text=300).linear
+    embedding = 2 * 34020 * 65 * 2048
+    assert two.linear == pytest.approx((one.linear + condition + embedding) / 2, rel=1e-9)
+    refined = 2 * 4 * 300**2 * 2048
+    assert two.attention - refined == (one.attention - refined) // 2

@@ -1,4 +1,4 @@
-"""From a loaded transformer to a policy: what is trained, what is frozen, and adapters that start as the base model."""
+"""From loaded networks to a policy: what is trained, where it lies, and adapters that start as the base model."""
 
 import functools
 from collections import Counter
@@ -7,27 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora, without_diffusers_logs
 from hyvideo.models.parallelize import ATTENTION_OPS, PRODUCTS, compile_blocks, prepare_policy, trainable_parameters
+from hyvideo.models.loading import allow_batches
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-
-
-FEED_FORWARD = (128, 32)
-"""Size of the second product of a block's feed-forward networks, input by output."""
-
-NUM_LENGTHS = 3
-"""Numbers of condition tokens that the prompts have: rows of unlike lengths attend one by one."""
+FEED_FORWARD = (128, 32)  # input by output of the second product of a block's feed-forward networks
+NUM_LENGTHS = 3  # numbers of condition tokens that the prompts have: rows of unlike lengths attend one by one
 
 
 @pytest.fixture
@@ -42,18 +38,17 @@ def policy(pipeline: HunyuanVideoGRPOPipeline) -> HunyuanVideo15Transformer3DMod
     return pipeline.transformer
 
 
-def test_full_training_trains_exactly_what_a_text_to_video_loss_reaches_without_dropout(policy, velocity):
+def test_full_training_trains_exactly_what_a_text_to_video_loss_reaches_without_dropout(pipeline, policy, velocity):
     velocity().square().mean().backward()  # every parameter requires a gradient so far
     reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.norm() > 1e-7}
     prepare_policy(policy.train(), gradient_checkpointing=False)
     assert set(trainable_parameters(policy)) == reached
     assert not any(module.training for module in policy.modules())
-
-
-def test_every_trained_parameter_has_a_gradient_without_quoted_text(pipeline):
-    prepare_policy(pipeline.transformer, gradient_checkpointing=False)
+    policy.zero_grad()
     pipeline.velocity(LATENTS[:1], 1, pipeline.encode(["plain"]), Guidance()).square().mean().backward()
-    assert [name for name, p in trainable_parameters(pipeline.transformer).items() if p.grad is None] == []
+    of_images = prepare_policy(build_transformer(task_type="i2v"), gradient_checkpointing=False)
+    assert of_images.image_embedder.linear_1.weight.requires_grad
+    assert [name for name in reached if policy.get_parameter(name).grad is None] == []  # without quoted text
 
 
 def gradients(policy: HunyuanVideo15Transformer3DModel, velocity: Callable) -> list[Tensor]:
@@ -124,12 +119,6 @@ class OperationCounter(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def test_an_image_to_video_models_vision_embedder_is_trained():
-    policy = build_transformer(task_type="i2v")
-    prepare_policy(policy, gradient_checkpointing=False)
-    assert policy.image_embedder.linear_1.weight.requires_grad
-
-
 def test_an_adapter_starts_exactly_as_the_base_model_and_comes_back_as_it_was_saved(policy, velocity, tmp_path):
     base = velocity()
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
@@ -163,3 +152,39 @@ def test_an_adapter_is_float32_in_a_bfloat16_network_and_moves_by_small_updates(
     with torch.no_grad():
         weight.add_(1e-5)
     assert (weight != before).all()
+
+
+@torch.no_grad()
+def test_a_batch_equals_its_videos_one_by_one_in_the_stock_vae():
+    torch.manual_seed(0)
+    config = {"block_out_channels": (8, 16, 16, 16), "layers_per_block": 0, "latent_channels": 4}
+    ratios = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+    vae = AutoencoderKLHunyuanVideo15(**config, **ratios).eval()
+    latents, videos = torch.randn(3, 4, 2, 4, 4), torch.randn(3, 3, 5, 16, 16)
+    alone = torch.cat([vae.decode(one).sample for one in latents.split(1)])
+    modes = torch.cat([vae.encode(one).latent_dist.mode() for one in videos.split(1)])
+    batched = allow_batches(vae)
+    torch.testing.assert_close(batched.decode(latents).sample, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batched.encode(videos).latent_dist.mode(), modes, atol=1e-5, rtol=1e-5)
+
+
+def places(network: nn.Module) -> dict[str, tuple[str, int]]:
+    return {name: (t.device.type, t.data_ptr()) for name, t in (*network.named_parameters(), *network.named_buffers())}
+
+
+def test_encoders_that_visit_encode_as_those_that_stay_and_nothing_is_copied_back(pipeline):
+    prompts = ["a red circle", 'a sign that says "open"']
+    expected = pipeline.encode(prompts)
+    before = [places(encoder) for encoder in pipeline.encoders]
+    pipeline.encoder_offload = True
+    received = pipeline.with_scheduler(pipeline.scheduler).encode(prompts)
+    assert all(received.text[i].equal(expected.text[i]) and received.glyph[i].equal(expected.glyph[i]) for i in (0, 1))
+    assert [places(encoder) for encoder in pipeline.encoders] == before
+    seen, encoder = [], pipeline.text_encoder
+    assert any(True for _ in encoder.buffers())
+    encoder.register_forward_pre_hook(lambda *_: seen.extend(device for device, _ in places(encoder).values()))
+    pipeline.vae.to("meta")  # where they are to go, and nothing can be computed
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        pipeline.encode(prompts)
+    assert set(seen) == {"meta"}
+    assert [places(encoder) for encoder in pipeline.encoders] == before

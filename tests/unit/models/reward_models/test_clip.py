@@ -44,7 +44,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def videos() -> torch.Tensor:
-    """Two noisy videos, wider than high."""
     return torch.randint(0, 256, (2, 9, 40, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 

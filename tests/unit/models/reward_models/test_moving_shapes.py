@@ -11,19 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hyvideo.models.reward_models.moving_shapes import (
-    COLOURS,
-    MOTIONS,
-    SHAPES,
-    SPEEDS,
-    MovingShapesReward,
-    Scene,
-    correct,
-    coverage,
-    measure,
-    parse_prompt,
-    raw_scores,
-)
+from hyvideo.models.reward_models import moving_shapes as shapes
 from scripts.tiny.clips import Clip, render, sample_clip
 from scripts.tiny.prompts import WORDINGS, prompt, scenes
 
@@ -31,18 +19,20 @@ METRICS = ("VQ", "MQ", "TA")
 SCENES = random.Random(0).sample(scenes(), 24)
 PROMPTS = [prompt(scene, index % len(WORDINGS)) for index, scene in enumerate(SCENES)]
 OTHER_MOTION = {
-    motion: min(MOTIONS, key=lambda m: sum(a * b for a, b in zip(MOTIONS[m], MOTIONS[motion], strict=True)))
-    for motion in MOTIONS
+    motion: min(
+        shapes.MOTIONS, key=lambda m: sum(a * b for a, b in zip(shapes.MOTIONS[m], shapes.MOTIONS[motion], strict=True))
+    )
+    for motion in shapes.MOTIONS
 }
 
 
-def clips(wanted: list[Scene] = SCENES, **changes: object) -> list[Clip]:
+def clips(wanted: list[shapes.Scene] = SCENES, **changes: object) -> list[Clip]:
     rng = random.Random(1)
     return [dataclasses.replace(sample_clip(scene, rng), **changes) for scene in wanted]
 
 
 def raw(videos: Tensor) -> dict[str, Tensor]:
-    return raw_scores(measure(videos), SCENES)
+    return shapes.raw_scores(shapes.measure(videos), SCENES)
 
 
 def seeded() -> torch.Generator:
@@ -66,28 +56,28 @@ def truth() -> Tensor:
 
 @given(st.sampled_from(scenes()), st.integers(0, len(WORDINGS) - 1))
 def test_every_wording_of_every_scene_is_read_back(scene, wording):
-    assert parse_prompt(prompt(scene, wording)) == scene
+    assert shapes.parse_prompt(prompt(scene, wording)) == scene
 
 
 def test_a_prompt_without_exactly_one_of_each_word_is_not_read():
     for text in ("", "a cat", "a red circle", "a red circle moves slowly"):
-        assert parse_prompt(text) is None, text
+        assert shapes.parse_prompt(text) is None, text
     for doubled in ("red blue circle moves slowly", "red circle moves slowly quickly", "red circle moves slowly right"):
-        assert parse_prompt(f"a {doubled} to the left") is None, doubled
+        assert shapes.parse_prompt(f"a {doubled} to the left") is None, doubled
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", shapes.SHAPES)
 def test_the_drawn_area_and_centroid_are_those_asked_for(shape):
-    mask = coverage(shape, torch.tensor([31.3, 33.8]), torch.tensor(9.0), 64, 64)
-    assert mask.sum().item() == pytest.approx(SHAPES[shape] * 81, rel=0.02)
+    mask = shapes.coverage(shape, torch.tensor([31.3, 33.8]), torch.tensor(9.0), 64, 64)
+    assert mask.sum().item() == pytest.approx(shapes.SHAPES[shape] * 81, rel=0.02)
     grid = torch.arange(64) + 0.5
     assert (mask.sum(0) * grid).sum() / mask.sum() == pytest.approx(31.3, abs=0.1)
     assert (mask.sum(1) * grid).sum() / mask.sum() == pytest.approx(33.8, abs=0.1)
 
 
 def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the_bases_spread(truth):
-    scores, normal = raw(truth), MovingShapesReward()(truth, PROMPTS)
-    assert correct(truth, PROMPTS).all()
+    scores, normal = raw(truth), shapes.MovingShapesReward()(truth, PROMPTS)
+    assert shapes.correct(truth, PROMPTS).all()
     for metric, mean, spread in (("VQ", 0.323, 0.090), ("MQ", 0.340, 0.134), ("TA", 0.677, 0.195)):
         assert scores[metric].min() > 0.85 and scores[metric].mean() > 0.93
         torch.testing.assert_close(normal[metric], (scores[metric] - mean) / spread)
@@ -95,11 +85,15 @@ def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the
     assert all(large[metric].mean() > 0.9 for metric in METRICS)
 
 
-def noisy(videos: Tensor, spread: float) -> Tensor:
-    return (videos + spread * torch.randn(videos.shape, generator=seeded())).clamp(0, 255).to(torch.uint8)
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=seeded())
 
 
-def jittery(wanted: list[Scene]) -> Tensor:
+def as_pixels(videos: Tensor) -> Tensor:
+    return videos.clamp(0, 255).to(torch.uint8)
+
+
+def jittery(wanted: list[shapes.Scene]) -> Tensor:
     generator, frames = seeded(), []
     for index in range(17):
         shift = 3 * torch.randn(len(wanted), 2, generator=generator)
@@ -111,22 +105,17 @@ def jittery(wanted: list[Scene]) -> Tensor:
     return torch.cat(frames, dim=1)
 
 
-def flickering(videos: Tensor) -> Tensor:
-    gain = 1 + 0.1 * torch.randn(len(videos), 17, 1, 1, 1, generator=seeded())
-    return (videos * gain).clamp(0, 255).to(torch.uint8)
-
-
 FAULTS = {
-    "noise": ("VQ", lambda videos: noisy(videos, 15)),
-    "flicker": ("VQ", flickering),
+    "noise": ("VQ", lambda videos: as_pixels(videos + 15 * normal(*videos.shape))),
+    "flicker": ("VQ", lambda videos: as_pixels(videos * (1 + 0.1 * normal(len(videos), 17, 1, 1, 1)))),
     "static": ("MQ", lambda videos: videos[:, :1].expand_as(videos)),
     "reversed": ("MQ", lambda videos: videos.flip(1)),
     "jittery": ("MQ", lambda videos: jittery(SCENES)),
     "teleporting": ("MQ", lambda videos: videos[:, torch.randperm(17, generator=seeded())]),
-    "wrong colour": ("TA", lambda videos: changed("colour", partial(next_of, COLOURS))),
-    "wrong shape": ("TA", lambda videos: changed("shape", partial(next_of, SHAPES))),
+    "wrong colour": ("TA", lambda videos: changed("colour", partial(next_of, shapes.COLOURS))),
+    "wrong shape": ("TA", lambda videos: changed("shape", partial(next_of, shapes.SHAPES))),
     "wrong direction": ("MQ", lambda videos: changed("motion", OTHER_MOTION.get)),
-    "wrong speed": ("MQ", lambda videos: changed("speed", partial(next_of, SPEEDS))),
+    "wrong speed": ("MQ", lambda videos: changed("speed", partial(next_of, shapes.SPEEDS))),
 }
 
 
@@ -141,7 +130,7 @@ def test_a_fault_costs_every_video_on_the_metric_that_should_notice_it(truth, fa
 
 
 def full_frame_colour() -> Tensor:
-    colours = torch.tensor([COLOURS[scene.colour] for scene in SCENES], dtype=torch.uint8)
+    colours = torch.tensor([shapes.COLOURS[scene.colour] for scene in SCENES], dtype=torch.uint8)
     return colours[:, None, None, None].expand(-1, 17, 64, 64, -1).clone()
 
 
@@ -151,7 +140,7 @@ EXPLOITS = {
     "pure noise": lambda videos: torch.randint(0, 256, videos.shape, dtype=torch.uint8, generator=seeded()),
     "full-frame colour": lambda videos: full_frame_colour(),
     "half the frame in the colour": lambda videos: torch.cat(
-        [videos[:, :, :, :32], full_frame_colour()[:, :, :, 32:]], 3
+        [videos[..., :32, :], full_frame_colour()[..., 32:, :]], 3
     ),
     "specks": lambda videos: render(clips(radius=2.0)),
     "giants": lambda videos: render(clips(radius=26.0)),
@@ -162,13 +151,13 @@ EXPLOITS = {
 
 @pytest.mark.parametrize("exploit", EXPLOITS)
 def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth, exploit):
-    honest = changed("colour", partial(next_of, COLOURS))
-    mediocre, cheap = raw(noisy(honest, 6)), raw(EXPLOITS[exploit](truth))
+    honest = changed("colour", partial(next_of, shapes.COLOURS))
+    mediocre, cheap = raw(as_pixels(honest + 6 * normal(*honest.shape))), raw(EXPLOITS[exploit](truth))
     assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
 
 
 def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(truth):
-    reward = MovingShapesReward()
+    reward = shapes.MovingShapesReward()
     scores = reward(truth[:3], [PROMPTS[0], "a cat", PROMPTS[2]])
     alone = reward(truth[2:3], PROMPTS[2:3])
     for metric in reward.metrics:
@@ -176,6 +165,8 @@ def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(
         assert scores[metric].isnan().tolist() == [False, True, False]
         torch.testing.assert_close(scores[metric][2:], alone[metric])
     with pytest.raises(ValueError, match=r"uint8 .* received torch.float32"):
-        measure(truth.float())
+        shapes.measure(truth.float())
     with pytest.raises(ValueError, match="argument 2 is shorter than argument 1"):
-        MovingShapesReward()(truth[:2], PROMPTS[:1])
+        shapes.MovingShapesReward()(truth[:2], PROMPTS[:1])
+    with pytest.raises(ValueError, match="a cat"):
+        shapes.correct(truth[:1], ["a cat"])

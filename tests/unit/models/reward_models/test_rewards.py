@@ -1,16 +1,22 @@
-"""Rewards as the configuration names them: weights, several at once, failures, files, overlap and offload."""
+"""Rewards: weights, several at once, failures, files, overlap and offload; and what docs/rewards.md shows works."""
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hyvideo.config.loading import load_config
 from hyvideo.config.schema import RewardConfig
+from hyvideo.config.settings import SETTINGS
 from hyvideo.models import reward_models
+from hyvideo.models.reward_models import registry
 from hyvideo.models.reward_models.registry import RewardModel, register_reward, registered_rewards
-from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
+from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, read_requested_rewards
+from scripts import make_checks
+from scripts.serve_reward import parse_arguments
 from tests.support.rewards import grey_videos
 
 
@@ -81,10 +87,7 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
             "required argument: 'checkpoint'.*it takes checkpoint, num_frames .reward_checkpoint_path",
         ),
         (RewardConfig(remote_reward_url="http://me:pw@host"), "server holds a user((?!pw@).)*$"),
-        (
-            several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}),
-            "holds a user((?!pw@).)*$",
-        ),
+        (several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}), "holds a user((?!pw@).)*$"),
         (several(brightness={"sub_reward": {"length": 1}, "url": 5}), "models.brightness.url: Input should be a valid"),
         (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
         (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), "b: Extra inputs"),
@@ -238,9 +241,57 @@ def test_one_name_is_one_reward_and_the_log_line_says_what_is_scored_and_how():
     with pytest.raises(ValueError, match="'moving_shapes' is MovingShapesReward already"):
         register_reward("moving_shapes")(RewardModel)
     config = several(
-        moving_shapes={"sub_reward": {"TA": 1.0}},
-        file_brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}},
+        moving_shapes={"sub_reward": {"TA": 1.0}}, file_brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}}
     )
     assert get_reward_fn(config).describe() == (
         "moving_shapes (VQ, MQ, TA); file_brightness (brightness, length, through mp4); total = 1 TA + 1 brightness"
     )
+
+
+SHIPPED = [name for name, reward in registry.registered_rewards().items() if reward.__module__.startswith("hyvideo.")]
+TEXT = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    return found
+
+
+def test_the_example_is_a_reward_once_its_file_is_there(tmp_path, monkeypatch):
+    assert sum(bool(line.strip()) for line in block("python").splitlines()) <= 20
+    (tmp_path / "colourfulness.py").write_text(block("python"))
+    monkeypatch.setattr(registry, "_REWARDS", dict(registry.registered_rewards()))
+    monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
+    entry = {"sub_reward": {"colour": 2.0}, "options": {"skip_frames": 1}}
+    videos = torch.zeros(2, 3, 8, 8, 3, dtype=torch.uint8)
+    videos[0, 0], videos[1, 1:, :, :, 0] = torch.tensor([255, 0, 0], dtype=torch.uint8), 100
+    try:
+        reward = get_reward_fn(RewardConfig(reward_config={"models": {"colourfulness": entry}}))
+        assert reward(videos, ["a", "b"]).total.tolist() == [0, 200]
+    finally:
+        sys.modules.pop("hyvideo.models.reward_models.colourfulness", None)
+
+
+def test_the_yaml_is_a_configuration_of_three_rewards(tmp_path):
+    (tmp_path / "rewards.yaml").write_text(block("yaml"))
+    choices = read_requested_rewards(load_config(["--config", str(tmp_path / "rewards.yaml")]).reward)
+    assert [(choice.name, choice.weight, choice.url) for choice in choices] == [
+        ("videoalign_local", 1.0, None),
+        ("clip_score", 0.1, None),
+        ("pick_score", 0.0, "http://10.0.0.5:8000"),
+    ]
+    assert choices[1].options == {"checkpoint": "ckpts/clip", "num_frames": 8}
+
+
+def test_every_flag_of_the_document_exists():
+    served = vars(parse_arguments(["--reward", "moving_shapes"]))
+    written = vars(make_checks.parse_arguments(["--validate", "checks.csv"]))
+    named = set(re.findall(r"--([a-z0-9_]+)", TEXT))
+    assert {"reward_config", "max_body_mb"} <= named <= {*SETTINGS, *served, *written, "config", "seconds", "repeats"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_registered_reward_is_in_the_table_with_its_metrics(name):
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)", TEXT.partition("\n## ")[0], re.MULTILINE)
+    for metric in registry.registered_rewards()[name].metrics:
+        assert f"`{metric}`" in row

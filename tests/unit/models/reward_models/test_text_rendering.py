@@ -37,12 +37,10 @@ def video(*frames: Image.Image) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def reward() -> TextRendering:
-    """Reads two frames of a video."""
     return TextRendering(RewardContext(), num_frames=2, threads=1)
 
 
 def score(reward: TextRendering, clip: torch.Tensor, prompt: str = SIGN) -> float:
-    """The video's TEXT."""
     return float(reward(clip, [prompt])["TEXT"])
 
 

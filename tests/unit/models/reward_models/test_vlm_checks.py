@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.remote import exchange
-from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
+from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import TEMPLATE, VlmChecks, odds_of_yes
 from tests.support.reward_server import requests_limited, serving
 from tests.support.vision_language import chat_app, write_vision_language_model
@@ -26,13 +26,11 @@ CHECKS = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A written model of each family."""
     return write_vision_language_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture
 def csv(tmp_path: Path) -> str:
-    """Two prompts with checks, and one without."""
     path = tmp_path / "prompts.csv"
     rows = [(text, [{"question": q, "answer": a} for q, a in checks]) for text, checks in CHECKS.items()]
     cells = [f'"{text}","{json.dumps(checks).replace(chr(34), chr(34) * 2)}"' for text, checks in rows]
@@ -99,22 +97,15 @@ def test_a_server_gives_the_scores_of_its_model_and_a_prompt_without_checks_is_l
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of one family."""
     return write_vision_language_model(tmp_path_factory.mktemp("one"), "qwen2_5_vl")
-
-
-def reward_of(csv: str, **options: object) -> WeightedReward:
-    models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": options}}
-    config = RewardConfig(reward_config={"models": models}, remote_reward_timeout=60)
-    with requests_limited(retries=0):
-        return get_reward_fn(config, prompt_csvs=[csv])
 
 
 def test_a_server_that_fails_costs_only_the_scores_of_its_videos(one, csv, monkeypatch):
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
-    app = chat_app(one)
-    with serving(app) as url:
-        reward = reward_of(csv, server=f"{url}/v1", model="tiny", num_frames=1)
+    with serving(chat_app(one)) as url, requests_limited(retries=0):
+        options = {"server": f"{url}/v1", "model": "tiny", "num_frames": 1}
+        models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": options}}
+        reward = get_reward_fn(RewardConfig(reward_config={"models": models}), prompt_csvs=[csv])
     scores = reward(videos(56), ["a red circle", "a green cross"])  # the server has gone
     assert scores.total.isnan().all() and scores.failed().all()
 
@@ -179,19 +170,14 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
     [
         ("config.json", {"vision_config": {"depth": 10**6}}, "depth is 1000000, expected less than 1000"),
         ("preprocessor_config.json", {"patch_size": 2**18}, "cuts patches of other sizes than the model's"),
+        ("chat_template.jinja", "a", "Cannot load the model for vlm_checks from '{folder}': .*for every image"),
     ],
 )
-def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, csv, tmp_path, file, change, message):
-    path = shutil.copytree(one, tmp_path / "other") / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=message):
-        VlmChecks(context(csv), checkpoint=str(path.parent))
-
-
-def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path):
+def test_a_checkpoint_that_would_fill_the_memory_or_cannot_ask_is_refused(one, csv, tmp_path, file, change, message):
     folder = shutil.copytree(one, tmp_path / "other")
-    (folder / "chat_template.jinja").write_text("a")
-    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*for every image"):
+    content = change if isinstance(change, str) else json.dumps(json.loads((folder / file).read_text()) | change)
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=message.format(folder=folder)):
         VlmChecks(context(csv), checkpoint=str(folder))
 
 
