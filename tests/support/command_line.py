@@ -109,6 +109,12 @@ class CommandLine:
         """Run `python script argv...` to its end."""
         return self.start(script, argv).wait()
 
+    def call(self, command: Sequence[str]) -> int:
+        """Stand in for `subprocess.call` of `[python, script, argv...]`; its stderr comes out of this process's."""
+        finished = self.run(command[1], command[2:])
+        print(finished.stderr, end="", file=sys.stderr)
+        return finished.status
+
 
 def _run(script: str, argv: list[str], environment: dict[str, str], folder: str, outputs: str) -> None:
     """Be the command: in the forked process."""
