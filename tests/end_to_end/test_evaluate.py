@@ -51,7 +51,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def greys(written: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(written, tmp_path / "greys")
 
 
