@@ -52,7 +52,18 @@ def prompts_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_training(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Run]:
+def no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The videos that runs in this process leave are a word: to encode them takes as long as to make them."""
+
+    def write_word(path: Path, *video_and_rate: object) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"video")
+
+    monkeypatch.setattr("hyvideo.training.validation.write_video", write_word)
+
+
+@pytest.fixture
+def make_training(no_encoding: None, tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Run]:
     """Build trainers of the tiny model; keywords are settings, each training gets a run folder of its own."""
 
     def make(**settings: object) -> Run:

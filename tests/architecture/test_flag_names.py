@@ -14,7 +14,6 @@ FROZEN = Path(__file__).parent / "flags.txt"
 
 
 def frozen_names() -> list[str]:
-    """The names on the committed list."""
     return FROZEN.read_text(encoding="utf-8").split()
 
 

@@ -55,7 +55,6 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def project_files() -> list[Path]:
-    """Every Python file that belongs to a layer."""
     folders = [path for name in ("hyvideo", "scripts", "benchmarks") for path in (ROOT / name).rglob("*.py")]
     return sorted([*folders, *(path for name in ("post_train", "generate") if (path := ROOT / f"{name}.py").exists())])
 

@@ -34,13 +34,11 @@ def rows_of(page: Path, header: str) -> list[list[str]]:
 
 
 def recipe(world_size: int, *more: str) -> list[str]:
-    """The flags of the recipe for so many GPUs."""
     return ["--config", f"configs/sage_{max(8, world_size)}gpu.yaml", *more]
 
 
 @functools.cache
 def planned(world_size: int, flags: tuple[str, ...], gpu: str = "H100", assumed: Assumptions | None = None) -> Plan:
-    """The plan on such GPUs."""
     config, assumed = load_config(list(flags)), assumed or Assumptions()
     return make_plan(config, world_size=world_size, gpu=find_gpu(gpu), assumptions=assumed)
 
@@ -50,7 +48,6 @@ def seconds(world_size: int, *flags: str) -> float:
 
 
 def number(cell: str) -> float:
-    """The number of a cell."""
     return float(cell.replace(",", "").split()[0])
 
 
@@ -61,7 +58,6 @@ def about(value: float, cell: str) -> bool:
 
 
 def flags_in(cell: str) -> list[str]:
-    """The flags that a cell names in backticks."""
     named = re.search(r"`((?:--)?\w+ [\w.]+)`", cell)
     return f"--{named[1].removeprefix('--')}".split() if named else []
 

@@ -13,7 +13,6 @@ DESKTOP = {"width": 1280, "height": 900}
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, headless."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("Chromium is not installed: on Debian `apt-get install chromium`")

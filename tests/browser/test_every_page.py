@@ -63,7 +63,6 @@ FAULTS = """() => {
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One page of every kind."""
     folder = tmp_path_factory.mktemp("pages")
     runs = [
         write_run(folder / name, samples={0: 0.0, 30: 30 * slope}, settings=["--reward_config", LONG % slope])

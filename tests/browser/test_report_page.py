@@ -17,7 +17,6 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that improved."""
     return write_run(tmp_path_factory.mktemp("runs") / "sage", samples={10: 0.0, 20: 0.3, 30: 0.5})
 
 

@@ -36,12 +36,10 @@ DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "assets").r
 
 
 def commands_of(document: Path) -> list[str]:
-    """The commands of a document, one line each."""
     return [" ".join(command.split()) for command in commands(document.read_text(encoding="utf-8"))]
 
 
 def why_elsewhere(command: str) -> str | None:
-    """Why a command cannot be typed here, or None."""
     return next((reason for pattern, reason in ELSEWHERE.items() if re.match(pattern, command)), None)
 
 

@@ -26,7 +26,6 @@ def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[...,
     """Check a run of the tiny model in this process; keywords are settings."""
 
     def check(**settings: object) -> str:
-        """Return what is printed."""
         config = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings))
         return preflight(config)
 
@@ -72,8 +71,11 @@ def test_a_judge_that_cannot_be_built_or_has_too_few_videos_is_found(dry_run, tm
         dry_run(**settings, valid_video_csv=write_prompts(tmp_path / "valid.csv", 2 * PROMPTS))
 
 
-def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):
+def test_a_reward_server_is_asked_as_the_run_will(dry_run, tiny_root, prompts_csv, tmp_path, monkeypatch):
+    """Its plan is that of another run of the tiny model, which is rehearsed already."""
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
+    rehearsed, plan = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run")), module._plan
+    monkeypatch.setattr(module, "_plan", lambda *config_and_ranks: plan(rehearsed, 1))
     with serving(create_app({"brightness": Brightness()}, video_fps=12)) as url:
         settings = {"reward_model": "brightness", "remote_reward_url": url, "reward_weights": '{"brightness": 1.0}'}
         assert "in order" in dry_run(video_fps=12, **settings)
@@ -99,7 +101,6 @@ def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_named(dry_run, monkeypatch):
     def refuse(**keywords: object) -> None:
-        """Refuse as a read-only disk does."""
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
@@ -118,20 +119,22 @@ def test_a_folder_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("settings", "needed"),
+    ("settings", "needed", "keeps_best"),
     [
-        ({"max_steps": 1000, "save_interval": 100, "keep_last": 3}, 4),
-        ({"max_steps": 200, "save_interval": 100, "keep_last": 3}, 2),
-        ({"max_steps": 1000, "save_interval": 0}, 1),
-        ({"max_steps": 1000, "save_interval": 100, "keep_last": 1, "keep_every": 200}, 7),
+        ({"max_steps": 1000, "save_interval": 100, "keep_last": 3}, 4, False),
+        ({"max_steps": 200, "save_interval": 100, "keep_last": 3}, 2, False),
+        ({"max_steps": 1000, "save_interval": 0}, 1, False),
+        ({"max_steps": 1000, "save_interval": 100, "keep_last": 1, "keep_every": 200}, 7, False),
+        ({"max_steps": 100, "save_interval": 1, "keep_last": 2}, 3, False),
+        ({"max_steps": 100, "save_interval": 1, "keep_last": 2}, 4, True),
     ],
 )
-def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path, monkeypatch, settings, needed):
+def test_as_many_checkpoints_must_find_room_as_the_run_has(tmp_path, monkeypatch, settings, needed, keeps_best):
     folder, run = RunFolder(tmp_path / "run", None), RunConfig(**settings)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed * 10))
-    check_space(folder, run, checkpoint_bytes=10)
-    with pytest.raises(ValueError, match=f"the run will write {needed} more"):
-        check_space(folder, run, checkpoint_bytes=11)
+    check_space(folder, run, checkpoint_bytes=10, keeps_best=keeps_best)
+    with pytest.raises(ValueError, match=f"enough for {needed - 1} more .* the run will write {needed} more"):
+        check_space(folder, run, checkpoint_bytes=11, keeps_best=keeps_best)
 
 
 def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):

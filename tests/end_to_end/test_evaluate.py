@@ -13,7 +13,8 @@ from hyvideo.data.prompts import read_prompts
 from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.run import Run
-from scripts.evaluate import main
+from scripts import evaluate as program
+from tests.support.command_line import CommandLine
 from tests.support.rewards import grey_videos
 from tests.support.training import PROMPTS
 from tests.support.vision_language import write_vision_language_model
@@ -25,22 +26,32 @@ SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_leng
 
 
 @pytest.fixture
-def evaluate(prompts_csv: Path, tmp_path: Path) -> Evaluate:
-    """Run it on four prompts with the moving-shapes reward; returns the exit status."""
+def evaluate(prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+    """Run it on four prompts with the moving-shapes reward; returns the exit status.
+
+    generate.py is forked from a process that has imported it; test_checkpoint_names.py starts it as a user's call does.
+    """
+    monkeypatch.setattr(program.subprocess, "call", command_line.call)
 
     def run(*flags: object) -> int:
         shared = ["--prompts_csv", prompts_csv, "--rewards", "moving_shapes", "--output_dir", tmp_path / "evaluation"]
-        return main([str(word) for word in [*shared, *flags]])
+        return program.main([str(word) for word in [*shared, *flags]])
 
     return run
 
 
-@pytest.fixture
-def greys(tmp_path: Path) -> Path:
-    """A folder of four videos as generate.py names them."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four videos as generate.py names them. Read only."""
+    folder = tmp_path_factory.mktemp("written") / "greys"
     for number, video in enumerate(grey_videos(0, 60, 120, 180)):
-        write_video(tmp_path / "greys" / f"{number:04d}.mp4", video, fps=24)
-    return tmp_path / "greys"
+        write_video(folder / f"{number:04d}.mp4", video, fps=24)
+    return folder
+
+
+@pytest.fixture
+def greys(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "greys")
 
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
@@ -106,9 +117,11 @@ def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: E
     assert result["num_failed"]["greys"] == {"CHECKS": 0}, "a prompt without questions is no failure"
 
 
-def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_path: Path):
-    assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}') == 0
-    means = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["means"]["greys"]
+def test_weights_of_overall_are_the_users_and_a_seed_given_twice_counts_once(evaluate, greys: Path, tmp_path: Path):
+    assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}', "--seeds", 42, 42) == 0
+    result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    means = result["means"]["greys"]
+    assert result["num_videos"] == 4
     assert means["Overall"]["mean"] == pytest.approx(0.5 * means["VQ"]["mean"] + 2 * means["TA"]["mean"])
 
 
@@ -125,9 +138,15 @@ def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_p
         (["--videos", "a", "GREYS", "--seeds", "1", "2"], "There is no video '.*0000_seed1.mp4'"),
         (["--videos", "a", "GREYS", "--overall", '{"XQ": 1}'], "no reward gives XQ; there are VQ, MQ, TA"),
         (["--videos", "a", "GREYS", "--overall", "VQ"], "expected finite weights as JSON"),
-        (["--videos", "a", "GREYS", "--overall", '{"VQ": NaN}'], "expected finite weights"),
+        *(
+            (["--videos", "a", "GREYS", "--overall", given], "expected finite weights")
+            for given in ('{"VQ": NaN}', "[" * 100_000, '{"VQ": ' + "9" * 400 + "}", '{"VQ": 1e999}')
+        ),
         (["--videos", "a", "GREYS", "--batchsize", "2"], "unknown flag --batchsize"),
-        (["--model", "a", "ROOT", "--batch_size", "0"], "--batch_size must be at least 1; received 0"),
+        *(
+            (["--model", "a", "ROOT", f"--{name}", "0"], f"--{name} must be at least 1; received 0.")
+            for name in ("batch_size", "num_processes")
+        ),
         (["--videos", "a", "GREYS", "--rewards", "moving_shape"], "Nearest: moving_shapes"),
         (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
     ],
@@ -137,11 +156,6 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(evaluate, greys, tin
     assert evaluate(*[places.get(word, word) for word in flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("evaluate: ") and re.search(message, error)
-
-
-def test_a_seed_given_twice_counts_once(evaluate: Evaluate, greys: Path, tmp_path: Path):
-    assert evaluate("--videos", "greys", greys, "--seeds", 42, 42) == 0
-    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["num_videos"] == 4
 
 
 def test_a_model_needs_a_name_and_a_folder(evaluate: Evaluate, capsys: Captured):
@@ -194,8 +208,10 @@ def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_pa
     assert (result["num_prompts"], result["num_videos"]) == (2, 4)
 
 
-def test_one_prompt_is_too_few_and_said_before_anything_is_made(evaluate, greys, tmp_path, capsys):
-    (tmp_path / "one.csv").write_text("prompt\nalone\n")
-    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "one.csv") == 2
-    assert "at least 2" in capsys.readouterr().err
+@pytest.mark.parametrize(("rows", "told"), [("", "no prompts"), ("alone\n", "at least 2")])
+def test_too_few_prompts_are_said_before_a_reward_is_loaded(evaluate, monkeypatch, greys, tmp_path, capsys, rows, told):
+    (tmp_path / "few.csv").write_text(f"prompt\n{rows}")
+    monkeypatch.setattr(program, "_build_reward", lambda *_: pytest.fail("a reward was loaded"))
+    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "few.csv") == 2
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "evaluation").exists()

@@ -14,7 +14,6 @@ from tests.support.vision_language import chat_app, write_vision_language_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the server runs."""
     return write_vision_language_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
 
 

@@ -117,7 +117,7 @@ def test_a_signal_saves_the_run_which_goes_on_and_the_exit_status_says_whether_t
     def steps() -> list[int]:
         return [json.loads(line)["step"] for line in _text(run / "metrics.jsonl").splitlines()]
 
-    for number, status in ((signal.SIGINT, 0), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)):
+    for number, status in ((signal.SIGINT, 0), (signal.SIGTERM, 75)):
         more = len(steps()) + 2
         command = command_line.start("post_train.py", argv)
         command.signal_when(number, lambda more=more: _text(run / "metrics.jsonl").count("\n") >= more)

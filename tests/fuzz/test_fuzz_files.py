@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from hyvideo.checkpoint.tensors import MANIFEST, Manifest, verify_files
 from hyvideo.checkpoint.run_folder import open_run_folder
+from hyvideo.checkpoint.tensors import MANIFEST, Manifest, verify_files
 from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.data.images import MAX_PIXELS, read_image

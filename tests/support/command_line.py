@@ -93,3 +93,9 @@ class CommandLine:
 
     def run(self, script: str, argv: Sequence[str]) -> Finished:
         return self.start(script, argv).wait()
+
+    def call(self, command: Sequence[str]) -> int:
+        """Stand in for `subprocess.call` of `[python, script, argv...]`; its stderr comes out of this process's."""
+        finished = self.run(command[1], command[2:])
+        print(finished.stderr, end="", file=sys.stderr)
+        return finished.status

@@ -48,7 +48,6 @@ def launch(project, *flags, **settings):
 
 
 def launched(project, *flags, **settings):
-    """The arguments that Python got."""
     result = launch(project, *flags, **settings)
     assert result.returncode == 0, result.stderr
     return [line[1:-1] for line in result.stdout.removesuffix("\n").split("\n")]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hyvideo.config.schema import Config
 from hyvideo.models import adapter as adapters
-from hyvideo.models import original_config
+from hyvideo.models import conversion
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
 from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
@@ -57,17 +57,17 @@ def test_transformer_and_config_become_the_published_checkpoint_bit_for_bit_and_
     transformer = original_layout.original_transformer(version)
     config, state = transformer.config, transformer.state_dict()
     assert_same(dict(original_tensors(state)), original_layout.original_transformer_tensors(state))
-    original = original_config.original_transformer_config(config)
+    original = conversion.original_transformer_config(config)
     published = original_layout.transformer_config_json(config)
     assert {name: original[name] for name in published} == published
-    back = original_config.diffusers_transformer_config(original, config["text_embed_2_dim"], "config.json")
+    back = conversion.diffusers_transformer_config(original, config["text_embed_2_dim"], "config.json")
     assert back == {name: config[name] for name in back}
 
 
 def test_what_the_original_network_cannot_have_is_not_exported():
     transformer = original_layout.original_transformer("480p_t2v")
     with pytest.raises(ValueError, match="target_size 64 and 2 refiner layers"):
-        original_config.original_transformer_config({**transformer.config, "target_size": 64})
+        conversion.original_transformer_config({**transformer.config, "target_size": 64})
     state = transformer.state_dict()
     del state["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias"]
     with pytest.raises(ValueError, match=r"lack pieces: txt_in\.individual_.*\.blocks\.0\.self_attn_qkv\.bias"):
@@ -86,12 +86,12 @@ def test_any_rows_of_a_part_are_found_in_the_file(part, data):
 
 
 def test_a_shift_of_the_latents_is_kept_and_a_missing_setting_named():
-    config = dict.fromkeys(original_config._VAE_SIZES, 1)
-    assert original_config.diffusers_vae_config(config | {"shift_factor": 0.25}, "x")["shift_factor"] == 0.25
-    assert "shift_factor" not in original_config.diffusers_vae_config(config | {"shift_factor": None}, "x")
+    config = dict.fromkeys(conversion._VAE_SIZES, 1)
+    assert conversion.diffusers_vae_config(config | {"shift_factor": 0.25}, "x")["shift_factor"] == 0.25
+    assert "shift_factor" not in conversion.diffusers_vae_config(config | {"shift_factor": None}, "x")
     del config["ffactor_spatial"]
     with pytest.raises(ValueError, match="'x' lacks ffactor_spatial"):
-        original_config.diffusers_vae_config(config, "x")
+        conversion.diffusers_vae_config(config, "x")
 
 
 RANK, ALPHA = 4, 6

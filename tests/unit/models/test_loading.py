@@ -14,12 +14,12 @@ from diffusers import HunyuanVideo15Pipeline, HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file, save_file
 
 from hyvideo.models import model_folder
-from hyvideo.models.weight_files import fingerprint
 from hyvideo.models.loading import load_pipeline, load_transformer, load_vae
 from hyvideo.models.reward_models.clip import ClipScore
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.videoalign import VideoAlignReward
 from hyvideo.models.reward_models.vlm_checks import VlmChecks
+from hyvideo.models.weight_files import fingerprint
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support import tiny_model
 from tests.support.equal_runs import assert_same

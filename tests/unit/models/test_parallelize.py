@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora, without_diffusers_logs
-from hyvideo.models.parallelize import ATTENTION_OPS, PRODUCTS, compile_blocks, prepare_policy, trainable_parameters
 from hyvideo.models.loading import allow_batches
+from hyvideo.models.parallelize import ATTENTION_OPS, PRODUCTS, compile_blocks, prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize

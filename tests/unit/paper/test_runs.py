@@ -32,7 +32,6 @@ SMALL = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run of one round of two smallest videos."""
     return Run.of({**SMALL, "seed": 1}, tmp_path / "runs")
 
 

@@ -17,12 +17,10 @@ def refuse(number: int) -> None:
 
 
 def end() -> None:
-    """Be killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def own() -> int:
-    """The process that answers a call."""
     return in_own_processes(os.getpid, [()])[0]
 
 

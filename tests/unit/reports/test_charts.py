@@ -17,7 +17,6 @@ def chart_of(x, y, **options):
 
 
 def texts(chart):
-    """The labels of its axes."""
     return [text.text for text in ElementTree.fromstring(chart.picture).iter(f"{SVG}text")]
 
 

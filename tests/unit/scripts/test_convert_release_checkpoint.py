@@ -37,8 +37,6 @@ def test_it_becomes_a_transformer_of_the_original_layout(original_root: Path, tm
 
 
 class Hostile:
-    """Makes a folder when it is unpickled."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

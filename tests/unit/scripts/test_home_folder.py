@@ -21,7 +21,6 @@ HOME = "/home/ann"
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The home folder of the user."""
     monkeypatch.setenv("HOME", HOME)
 
 

@@ -29,7 +29,6 @@ def problems(argv, world_size=1, **vae):
 
 
 def only_problem(argv, world_size=1):
-    """The one line of the error."""
     (line,) = problems(argv, world_size)
     return line
 

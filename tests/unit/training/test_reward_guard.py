@@ -1,9 +1,11 @@
-"""The guard: its test's error over many looks, what it detects, and what a run does about it."""
+"""What is said of a reward that may be exploited: by the guard with its judge, and by the watch over each run."""
 
 import json
 import math
+import random
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.training import guard as guards
-from hyvideo.training.guard import ROLLBACK_RATE, Look, RewardGuard
+from hyvideo.training.guard import HALF, ROLLBACK_RATE, Look, RewardGuard, RewardWatch
 from hyvideo.training.run import Run
 from scripts.reports.run_record import read_run
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
@@ -31,7 +33,6 @@ def looks(rng: np.random.Generator, count: int, reward: float, judge: float, vid
 
 
 def first_alarm(guard: RewardGuard, seen: list[Look]) -> int | None:
-    """Number of the look at which the guard alarms."""
     return next((k for k, look in enumerate(seen) if guard.observe(look)), None)
 
 
@@ -89,7 +90,7 @@ Guarded = Callable[..., Run]
 
 
 @pytest.fixture
-def guarded(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+def guarded(no_encoding: None, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
     """Train for brightness; the judge is darkness, the planted flaw whose truth is exact, or `sign` +1, brightness."""
     monkeypatch.setattr(guards, "ALPHA", 0.9)
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
@@ -201,7 +202,6 @@ def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_aba
 
 
 def rows_of_judge(training: Run) -> float:
-    """The judge's mean before training."""
     return training.state.guard.looks[0].mean
 
 
@@ -229,3 +229,58 @@ def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_
     guarded("parts", **settings | {"max_steps": at}).train()
     guarded("parts", **settings, resume_from_checkpoint="latest").train()
     assert_identical(folder.path.parent / "parts", folder.path)
+
+
+ROUNDS = 2 * HALF
+
+
+def rows(reward: float, valid: float, diversity: float) -> Iterator[dict[str, float]]:
+    """Rounds in which each metric moves by so much in all, with noise on the reward; every tenth is validated."""
+    noise = random.Random(0)
+    for number in range(ROUNDS):
+        share = number / (ROUNDS - 1)
+        row = {"reward/mean": reward * share + noise.gauss(0, 0.2), "rollout/diversity": 0.1 + diversity * share}
+        yield row | ({"valid/reward": 0.5 + valid * share} if number % 10 == 9 else {})
+
+
+def warnings(**moves: float) -> list[str]:
+    watch = RewardWatch()
+    return [warning for row in rows(**moves) if (warning := watch.observe(row))]
+
+
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        ({"reward": 1.0, "valid": -0.5, "diversity": 0.0}, r"but valid/reward fell from \+0\.3"),
+        ({"reward": 1.0, "valid": 0.2, "diversity": -0.08}, r"but rollout/diversity fell from 0\.08\d+ to 0\.03\d+:"),
+        ({"reward": 1.0, "valid": -0.5, "diversity": -0.08}, "valid/reward fell .* and rollout/diversity fell"),
+    ],
+)
+def test_a_rise_at_the_cost_of_something_is_told_once_with_its_numbers(moves: dict[str, float], said: str):
+    (warning,) = warnings(**moves)
+    assert "reward/mean rose from" in warning
+    assert re.search(said, warning)
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        {"reward": 1.0, "valid": 0.5, "diversity": 0.0},
+        {"reward": 0.0, "valid": -0.5, "diversity": -0.08},
+        {"reward": -1.0, "valid": -0.5, "diversity": -0.08},
+    ],
+)
+def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
+    assert warnings(**moves) == []
+
+
+def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():
+    watch, noise = RewardWatch(), random.Random(0)
+    said = []
+    for number in range(1, 201):
+        row = {"reward/mean": number / 10 + noise.gauss(0, 0.2), "rollout/diversity": 0.1}
+        valid = {100: {"valid/reward": 0.5}, 200: {"valid/reward": 0.1}}.get(number, {})
+        if warning := watch.observe(row | valid):
+            said.append((number, warning))
+    ((number, warning),) = said
+    assert number == 200 and "valid/reward fell from +0.5000 to +0.1000" in warning

@@ -1,6 +1,5 @@
 """The loop: what it saves and when, what it logs, and how it stops."""
 
-import json
 import math
 import signal
 import statistics
@@ -10,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
-from hyvideo.data.videos import video_length
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
@@ -108,7 +105,6 @@ def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: 
 
 
 def interrupt_rollout(training: Run, monkeypatch: Patch, number: signal.Signals, step: int) -> None:
-    """Send a signal while the round after `step` is being sampled."""
     encode = training.policy.pipeline.encode_prompts
 
     def interrupted(*args: object) -> object:
@@ -146,7 +142,6 @@ def test_ctrl_c_in_the_rollout_lets_the_round_end_and_a_preemption_before_all_sa
 
 
 def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
-    """Make the gradients of some updates infinite."""
     loss = training.algorithm._loss
 
     def poisoned(*args: object) -> object:
@@ -217,42 +212,6 @@ def test_going_back_to_a_checkpoint_makes_it_the_latest(tiny_root: Path, prompts
     older = first.folder.checkpoints / "step_1"
     training_of([*argv, "--resume_from_checkpoint", str(older)])  # and is killed before its next save
     assert latest_checkpoint(first.folder.checkpoints).name == "step_1"
-
-
-def json_mean(folder: Path) -> float:
-    """The mean reward of a folder of scored videos."""
-    return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
-
-
-def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Make):
-    training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
-    training.train()
-    assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
-    folder = training.folder.samples / "step_2"
-    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
-    assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
-    assert video_length(folder / "000.mp4") == (5, 12)
-    first, second = metrics_of(training)
-    assert "valid/reward" not in first
-    assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
-    assert second["valid/TA"] == pytest.approx(sum(row["TA"] for row in scores) / 2, abs=1e-5)
-    events = EventAccumulator(str(training.folder.path / "tb"))
-    events.Reload()
-    assert [event.step for event in events.Images("samples/000")] == [0, 2]
-    assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
-    log = (training.folder.path / "console.log").read_text()
-    start, end = json_mean(training.folder.samples / "step_0"), second["valid/reward"]
-    assert f" valid at 0: reward {start:+.2f}\n" in log
-    assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
-    assert log.count(" step ") == 2 and " command: python" in log
-
-
-def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
-    training = make_training(max_steps=3, save_interval=2, video_fps=12)
-    training.train()
-    assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
-    videos = (training.folder.rollouts / "step_0").glob("*.mp4")
-    assert [video_length(path) for path in videos] == [(5, 12)] * 4
 
 
 def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: Path):

@@ -1,6 +1,9 @@
-"""A run's state comes back bit for bit, and only into a run with the same settings."""
+"""A run's state comes back bit for bit, only into a run with the same settings; the code's version names every edit."""
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Run
-from hyvideo.training.state import RunState, changed_settings
+from hyvideo.training.state import RunState, changed_settings, code_version
 from tests.support.equal_runs import assert_same
 from tests.support.pipelines import load_tiny_pipeline
+from tests.support.training import write_prompts
 
 Make = Callable[..., Run]
 
@@ -114,16 +118,30 @@ def test_every_setting_in_the_way_of_a_resume_is_named_those_newer_than_the_chec
     assert len(changed_settings(tmp_path, settings, ["learning_rate", "clip_range"])) == 1
 
 
-def test_other_prompts_are_refused_unless_they_may_change(make_training: Make, tmp_path: Path):
-    csv = tmp_path / "mine.csv"
-    csv.write_text("prompt\na red circle moves slowly to the left\n")
-    first = make_training(max_steps=1, train_video_csv=csv)
+EDITS = {
+    "a byte order mark is added": lambda content: b"\xef\xbb\xbf" + content,
+    "line ends are changed": lambda content: content.replace(b"\r\n", b"\n"),
+    "a row is appended": lambda content: content + b"a red square moves slowly to the left,\r\n",
+}
+
+
+def test_edited_prompts_are_refused_unless_they_may_change_and_those_of_a_validation_are_told(
+    make_training: Make, tmp_path: Path
+):
+    csv, valid = write_prompts(tmp_path / "mine.csv"), write_prompts(tmp_path / "valid.csv")
+    files, content = {"train_video_csv": csv, "valid_video_csv": valid}, csv.read_bytes()
+    first = make_training(max_steps=1, **files)
     first.train()
-    csv.write_text("prompt\na red circle moves slowly to the left\na red square moves slowly to the left\n")
-    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.folder.checkpoints / "step_1"}
-    with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
-        make_training(**resumed)
-    assert make_training(**resumed, resume_may_change=["train_video_csv"]).state.step == 1
+    resumed = files | {"resume_from_checkpoint": first.folder.checkpoints / "step_1"}
+    for edit in EDITS.values():
+        csv.write_bytes(edit(content))
+        assert csv.read_bytes() != content
+        with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
+            make_training(**resumed)
+    valid.write_bytes(csv.read_bytes())
+    second = make_training(**resumed, resume_may_change=["train_video_csv"])
+    assert second.state.step == 1
+    assert f"changed: the content of {valid} is '" in (second.folder.path / "console.log").read_text()
 
 
 def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
@@ -164,3 +182,33 @@ def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_training: M
     trained = read_facts(checkpoint)["trained"]
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+HASH = "[0-9a-f]{16}"
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=Ann", "-c", "user.email=ann@localhost")
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_and_every_edit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    git(tmp_path, "init")  # around the project: not its own
+    package = tmp_path / "project" / "hyvideo"
+    package.mkdir(parents=True)
+    (package / "loss.py").write_text("weight = 1\n")
+    alone = code_version(package)
+    assert re.fullmatch(HASH, alone)
+    git(package.parent, "init")
+    git(package.parent, "add", ".")
+    assert code_version(package) == alone  # no commit yet
+    git(package.parent, "commit", "-m", "first")
+    assert re.fullmatch(rf"{alone} \(commit [0-9a-f]+\)", code_version(package))
+    (package / "loss.py").write_text("weight = 2\n")
+    edited = code_version(package)
+    assert re.fullmatch(rf"{HASH} \(commit [0-9a-f]+-dirty\)", edited) and alone not in edited
+    (package / "loss.py").write_text("weight = 3\n")
+    assert code_version(package) != edited
+    monkeypatch.setenv("PATH", "")
+    assert re.fullmatch(HASH, code_version(package))

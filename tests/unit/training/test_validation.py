@@ -1,14 +1,28 @@
-"""What a validation leaves on disk."""
+"""What a validation and a round leave on disk."""
 
 import json
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hyvideo.data.videos import video_length
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.collect import save_samples
+from hyvideo.training.run import Run
 from tests.support.rewards import grey_videos
+
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def no_encoding() -> None:
+    """Here videos are encoded."""
 
 
 def test_a_thousand_and_more_videos_are_listed_in_the_order_of_their_numbers(tmp_path: Path):
@@ -17,3 +31,38 @@ def test_a_thousand_and_more_videos_are_listed_in_the_order_of_their_numbers(tmp
     save_samples(tmp_path, videos, ["a"] * count, scores, fps=8, numbers=range(count), mesh=Mesh(), shown=())
     rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["reward"] for row in rows] == list(range(count))
+
+
+def json_mean(folder: Path) -> float:
+    return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
+
+
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Make):
+    training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
+    training.train()
+    assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
+    folder = training.folder.samples / "step_2"
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
+    assert video_length(folder / "000.mp4") == (5, 12)
+    first, second = read_metrics(training.folder.path / "metrics.jsonl")
+    assert "valid/reward" not in first
+    assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
+    assert second["valid/TA"] == pytest.approx(sum(row["TA"] for row in scores) / 2, abs=1e-5)
+    events = EventAccumulator(str(training.folder.path / "tb"))
+    events.Reload()
+    assert [event.step for event in events.Images("samples/000")] == [0, 2]
+    assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
+    log = (training.folder.path / "console.log").read_text()
+    start, end = json_mean(training.folder.samples / "step_0"), second["valid/reward"]
+    assert f" valid at 0: reward {start:+.2f}\n" in log
+    assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
+    assert log.count(" step ") == 2 and " command: python" in log
+
+
+def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
+    training = make_training(max_steps=3, save_interval=2, video_fps=12)
+    training.train()
+    assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
+    videos = (training.folder.rollouts / "step_0").glob("*.mp4")
+    assert [video_length(path) for path in videos] == [(5, 12)] * 4

@@ -19,7 +19,6 @@ def released(tmp_path: Path) -> Callable[..., Config]:
     """Make configurations of a released version, of which only the config.json is there."""
 
     def config_of(version: str, *flags: str) -> Config:
-        """Load one with some flags."""
         folder = tmp_path / "transformer" / version
         folder.mkdir(parents=True)
         facts = {"ideal_resolution": version[:4], "ideal_task": version[5:8], "use_meanflow": "step" in version}
