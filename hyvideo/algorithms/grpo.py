@@ -12,7 +12,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.step_gradients import StepGradients
 from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
-from hyvideo.config.schema import Config, KLConfig, ModelConfig
+from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
@@ -55,12 +55,16 @@ class GRPO(Algorithm):
         anchor: the weights that the position term of the trust region compares with; None where there is no such term.
         controller: schedule of the KL coefficient; None where `kl_weight` is 0.
         scales: `[K]` factor of each step's policy loss (temporal gradient equalizer), or ones.
+        kl_std_scale: `[K]` factor of the position term's standard deviation (`published flow_kl`); None: 1.
     """
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
         self.anchor = build_anchor(config, policy.transformer)
-        self.controller = build_controller(config.kl)
+        self.controller = build_controller(config)
+        self.kl_std_scale = None
+        if "flow_kl" in config.rollout.published and config.rollout.sde_type == "flow_grpo":
+            self.kl_std_scale = (-policy.sigmas().diff()).rsqrt()
         norms = policy.gradient_norms(published="cps_equalizer" in config.rollout.published)
         if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
             norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
@@ -79,13 +83,13 @@ class GRPO(Algorithm):
         noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
         steps = select_timesteps(noisy, config.grpo.timestep_fraction, 1, permute=False, generator=anything)
         trained = steps.shape[1]
-        anchored = anchor_kind(config.kl, config.model) != "none"
+        anchored = anchor_kind(config) != "none"
         return Evaluations(num_steps, num_kept(config.kl.anchor_fraction, trained) if anchored else 0, trained)
 
     @classmethod
     def num_copies(cls, config: Config) -> int:
         """Return 1 where the anchor is a copy."""
-        return int(anchor_kind(config.kl, config.model) == "copy")
+        return int(anchor_kind(config) == "copy")
 
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return the window of steps in which each video draws noise; None for all steps."""
@@ -129,19 +133,22 @@ class GRPO(Algorithm):
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
         """
-        num_pairs = len(pairs.sample_index)
+        num_pairs, published = len(pairs.sample_index), self.config.rollout.published
+        on_policy = on_policy and "first_ratio" not in published
+        parts = pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
         losses = (
-            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy))
-            for part in pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
+            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy)) for part in parts
         )
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
         if step.made:
             if self.controller:
-                self.controller.update(kl)
+                # the release moves lambda between micro-batches, by a KL that it reads back from the device each time
+                for _ in parts if "kl_controller" in published else [None]:
+                    self.controller.update(kl)
             if self.anchor:
                 self.anchor.policy_moved()
-        if self.anchor and self.config.kl.moves_anchor:
+        if self.anchor and self.config.moves_anchor:
             if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
                 self.anchor.refresh()
         return metrics | {
@@ -182,7 +189,10 @@ class GRPO(Algorithm):
         position = mean.new_zeros(())
         if compared.anchor_means is not None and len(rows[chosen]):
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
-            position = position_kl(mean[chosen], anchor_mean, std[chosen])
+            kl_std = std[chosen]
+            if self.kl_std_scale is not None:
+                kl_std = kl_std * self.kl_std_scale[index[chosen]].to(kl_std).view(-1, *[1] * (kl_std.ndim - 1))
+            position = position_kl(mean[chosen], anchor_mean, kl_std)
         if weights is not None:
             position = position * float(weights.mean())
         # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
@@ -286,20 +296,21 @@ def _window(config: Config, stochastic: Tensor, round_index: int, *, num_videos:
     )
 
 
-def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
+def anchor_kind(config: Config) -> Literal["none", "base", "copy"]:
     """Return which anchor the position term needs.
 
     `none` where no position term is wanted, `base` where it is the base model itself (a fixed anchor under a fresh
     adapter), `copy` where it is a second copy of the trained weights.
     """
+    kl = config.kl
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
-    return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
+    return "base" if starts_at_base(config.model) and not config.moves_anchor else "copy"
 
 
 def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     """Build the anchor of the position term from the policy as it is; None when there is none."""
-    kind = anchor_kind(config.kl, config.model)
+    kind = anchor_kind(config)
     if kind == "none":
         return None
     if kind == "base":
@@ -307,12 +318,13 @@ def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     return copy_policy(transformer, offload="anchor" in config.parallel.offload)
 
 
-def build_controller(kl: KLConfig) -> KLController | None:
+def build_controller(config: Config) -> KLController | None:
     """Build the schedule of the KL coefficient; None when there is no KL term.
 
     Its smallest value and that at the start are brought to what the ceiling allows, as in the reference, so that a
     smaller `kl_weight` alone makes a run with a weaker penalty.
     """
+    kl = config.kl
     if kl.kl_weight == 0:
         return None
     ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
@@ -325,4 +337,5 @@ def build_controller(kl: KLConfig) -> KLController | None:
         warmup_updates=kl.kl_warmup_updates,
         target=kl.kl_target,
         schedule=kl.kl_schedule,
+        published="kl_controller" in config.rollout.published,
     )

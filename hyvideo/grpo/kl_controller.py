@@ -30,6 +30,8 @@ class KLController:
         warmup_updates: Length of the warm-up in updates, >= 0; 0 starts at the ceiling.
         target: Desired KL, > 0; None means max_coef, as in the reference.
         schedule: ``two_stage``, ``fixed`` or ``milder``.
+        published: As the release: the warm-up rises from min_coef whatever start_coef is, and its last update follows
+            the observed KL already, so that lambda reaches ``1 - 1 / warmup_updates`` of its ceiling before.
 
     Raises:
         ValueError: If a value is out of range or the floor lies above the ceiling.
@@ -49,6 +51,7 @@ class KLController:
         warmup_updates: int = 100,
         target: float | None = None,
         schedule: Schedule = "two_stage",
+        published: bool = False,
     ) -> None:
         if schedule not in get_args(Schedule):
             raise ValueError(f"kl_schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
@@ -75,6 +78,7 @@ class KLController:
         self.schedule = schedule
         self.min_coef, self.start_coef, self.ceiling, self.target = min_coef, start_coef, ceiling, target
         self.warmup_updates = 0 if schedule == "fixed" else warmup_updates
+        self._published = published
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_updates = 0
         self._coefficient = start_coef if self.warmup_updates else ceiling
@@ -98,10 +102,10 @@ class KLController:
             raise ValueError(f"the KL of update {self._num_updates + 1} is {kl}: the policy or its anchor has diverged")
         self._num_updates += 1
         self._recent.append(kl)
-        if self._num_updates <= self.warmup_updates:
-            progress = self._num_updates / self.warmup_updates
-            self._coefficient = self.start_coef + progress * (self.ceiling - self.start_coef)
-        elif self.schedule != "fixed":
+        if self._num_updates <= self.warmup_updates - self._published:
+            start = self.min_coef if self._published else self.start_coef
+            self._coefficient = start + self._num_updates / self.warmup_updates * (self.ceiling - start)
+        elif self.schedule != "fixed" and not (self._published and len(self._recent) < WINDOW):
             recent = sum(self._recent) / len(self._recent)
             if recent > 1.5 * self.target:
                 self._coefficient *= 0.9

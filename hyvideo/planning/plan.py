@@ -46,6 +46,7 @@ class Plan:
         updates: optimizer updates of a round.
         frames: of a video.
         size: HEIGHTxWIDTH of a video.
+        checkpoints: that are on disk at most.
         networks: where the sizes of the networks are from.
         unknown_rewards: rewards counted as needing no memory.
         rehearsal: what one rank does in a round and in a validation, and what a GPU must hold.
@@ -64,6 +65,7 @@ class Plan:
     updates: int
     frames: int
     size: str
+    checkpoints: int
     networks: str
     unknown_rewards: tuple[str, ...]
     rehearsal: Rehearsal
@@ -146,6 +148,7 @@ def make_plan(
         updates=config.grpo.updates_per_rollout,
         frames=config.rollout.sample_n_frames,
         size=config.rollout.rollout_size,
+        checkpoints=config.run.most_checkpoints(),
         networks=networks.source,
         unknown_rewards=networks.unknown_rewards,
         rehearsal=done,

@@ -34,6 +34,7 @@ def _layout(plan: Plan) -> Rows:
     yield "prompt groups per round", str(plan.prompts)
     yield "updates per round", str(plan.updates)
     yield "checkpoint, GB", f"{plan.checkpoint_bytes / 1e9:.1f}"
+    yield f"the {plan.checkpoints} that are kept at most, GB", f"{plan.checkpoints * plan.checkpoint_bytes / 1e9:,.0f}"
 
 
 def _memory(plan: Plan) -> Rows:

@@ -56,7 +56,7 @@ def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Make)
     ],
 )
 def test_lambda_is_brought_to_what_its_ceiling_allows(flags: list[str], bounds: tuple[float, float]):
-    controller = build_controller(load_config(flags).kl)
+    controller = build_controller(load_config(flags))
     assert (controller.min_coef, controller.start_coef) == pytest.approx(bounds)
 
 
