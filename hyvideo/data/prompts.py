@@ -129,7 +129,9 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_ro
         given = Path(with_home(row["ref_image_path"]))
         image = path.parent / given
         if not os.path.isfile(image) and os.path.isfile(given):  # which also say no to a name that no file can have
-            _LOG.warning("%s: ref_image_path %s is not beside the CSV and taken from the working directory", where, given)
+            _LOG.warning(
+                "%s: ref_image_path %s is not beside the CSV and taken from the working directory", where, given
+            )
             image = given
         if not os.path.isfile(image):
             raise ValueError(

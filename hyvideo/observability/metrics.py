@@ -1,4 +1,4 @@
-"""The run's numbers: a JSON object per update in `metrics.jsonl` and for trackers, and one per video that was scored."""
+"""The run's numbers: a JSON object per update in `metrics.jsonl` and for trackers, and one per scored video."""
 
 import errno
 import json
