@@ -262,7 +262,8 @@ def _figures(paper: Mapping[str, Any], runs: Sequence[Any]) -> list[dict[str, st
             of_rows.setdefault(run.row, []).append(curve)
     drawn = []
     for title, panels in paper["figures"].items():
-        if not any(row in of_rows for rows in panels.values() for row in rows):
+        panels = {name: rows for name, rows in panels.items() if any(row in of_rows for row in rows)}
+        if not panels:
             continue
         figure = new_figure(3.4 * len(panels) if len(panels) > 1 else 6.8, 3.0)
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
