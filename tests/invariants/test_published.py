@@ -1,4 +1,4 @@
-"""Each name in `published` takes the release's behaviour, and without it ours stays; the formulas are the paper's file of facts.
+"""Each name in `published` takes the release's behaviour, and without it ours stays.
 
 The first noises of a prompt, CRF 25 and the equalizer of cps are tested beside ours.
 """

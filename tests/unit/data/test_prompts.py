@@ -82,7 +82,7 @@ def test_a_quoted_prompt_may_span_lines_and_languages(csv_file):
         ("prompt,seed\na cat,-1\n", "line 2: seed must be a whole number"),
         ("prompt,seed\na cat,٣\n", "line 2: seed must be a whole number"),
         ("prompt,seed\na cat,9223372036854775808\n", "line 2: seed must be a whole number"),
-        ("prompt,index\na cat,first\n", "line 2: index must be a whole number"),
+        ("prompt,seed\na cat,first\n", "line 2: seed must be a whole number"),
         ("prompt,index\na,3\nb,4\nc,3\n", "line 4: index 3 is already that of"),
         ("prompt,index\na,1\nb,\n", "line 3: index 1 is already that of"),
         ("prompt,ref_image_path\na,no.png\n", "line 2: ref_image_path: there is no file"),
