@@ -290,7 +290,11 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
             if not plans[kind].fits:
                 print(f"DOES NOT FIT: {misfit(plans[kind])}")
         plan, seeds = plans[kind], len(work.arguments.seeds)
-        disk += seeds * plan.checkpoint_bytes * config.run.most_checkpoints()
+        run = config.run
+        saved = [*range(run.save_interval, run.max_steps, run.save_interval)] if run.save_interval else []
+        kept = [*saved, run.max_steps][-run.keep_last :]
+        kept += [step for step in saved if run.keep_every and step % run.keep_every == 0 and step not in kept]
+        disk += seeds * plan.checkpoint_bytes * len(kept)
         if plan.seconds:
             steps, check = config.run.max_steps, config.validation
             looks = steps // check.validation_interval if check.validation_interval else 0
@@ -307,7 +311,12 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
             f"{hours:.0f} hours on {work.world_size} {gpu.name}, one run after the other: "
             f"{hours * work.world_size:,.0f} GPU-hours, measuring included and saving not"
         )
-    print(f"{disk / 1e9:,.0f} GB of checkpoints at most" + ("" if hours else ", each removed when its run is measured"))
+    end = (
+        "; while a run trains, two more"
+        if work.arguments.scale == "full"
+        else ", each removed when its run is measured"
+    )
+    print(f"{disk / 1e9:,.0f} GB of checkpoints{end}")
 
 
 def _write_prompts(work: Work) -> int:

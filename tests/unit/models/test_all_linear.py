@@ -1,4 +1,4 @@
-"""`lora_target_modules all-linear`, the release's default: every linear layer but the last has an adapter and learns."""
+"""`lora_target_modules all-linear`, the default of the release: all linear layers but the last have an adapter."""
 
 from collections.abc import Callable
 
