@@ -3,69 +3,23 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from hyvideo.data.files import replace_synced
-from hyvideo.data.videos import write_video
 from hyvideo.evaluation.intervals import Interval
 from scripts.paper.reproduce import PAPER, main
 from scripts.paper.reproduced import agreement, difference, mean_of, publish, read_scores
+from tests.support.reproduction import Made, make_measured
 from tests.support.training import PROMPTS, write_prompts
-
-
-@dataclass
-class Made:
-    """A run that was measured, by files as scripts.evaluate leaves them."""
-
-    row: str
-    seed: int
-    folder: Path
-    is_finished: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def measured(self) -> Path:
-        return self.folder.parent / "evaluation" / self.name
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., Made]:
-    """Write the scores of a run: of `videos` videos, VQ as given, MQ and TA 0, noise added that all runs share."""
-    noise = np.random.default_rng(0).normal(size=(8,))
-
-    def make(row: str, vq: float, *, seed: int = 1, spread: float = 0.0) -> Made:
-        made = Made(row, seed, tmp_path / f"{row}-seed{seed}")
-        own = np.random.default_rng(seed).normal(size=8) * spread
-        rows = [
-            {
-                "video": f"{n:04d}.mp4",
-                "key": "k",
-                "scores": {"VQ": vq + noise[n] + own[n], "MQ": 0.0, "TA": None if n == 7 else 0.0},
-            }
-            for n in range(8)
-        ]
-        (made.measured / made.name).mkdir(parents=True)
-        (made.measured / made.name / "evaluation_scores.jsonl").write_text(
-            "".join(f"{json.dumps(row)}\n" for row in rows)
-        )
-        for video in rows:
-            write_video(
-                made.measured / made.name / video["video"], torch.full((2, 16, 16, 3), 99, dtype=torch.uint8), 8
-            )
-        made.folder.mkdir()
-        curve = [{"step": step, "reward/mean": vq * step} for step in (1, 2, 3)]
-        (made.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in curve))
-        return made
-
-    return make
+    """Write a run that was measured, with this VQ."""
+    return partial(make_measured, tmp_path)
 
 
 def test_the_papers_table_adds_up_and_every_row_and_claim_is_there():
