@@ -32,9 +32,15 @@ need_number NPROC_PER_NODE "$processes" 1 65536
 
 launcher=("$PYTHON")
 if ((processes > 1)); then launcher+=(-m torch.distributed.run --standalone "--nproc_per_node=$processes"); fi
-run=(--model_path "${MODEL_PATH:-ckpts}" --num_inference_steps 40 --seed 930)
+model="${MODEL_PATH:-ckpts}"
+run=(--model_path "$model" --num_inference_steps 40 --seed 930)
 given=" $* "
+if [[ -d $model/transformer/480p_t2v && $given != *" --transformer_version"* && $given != *" --resolution"* ]]; then
+  run+=(--transformer_version 480p_t2v)
+fi
 if [[ $given != *" --fixed_size"* && $given != *" --aspect_ratio"* ]]; then run+=(--fixed_size 480x864); fi
 if [[ $given != *" --prompt"* ]]; then run+=(--prompts_csv assets/prompts/valid.csv); fi
-if [[ $given != *" --output_path"* && $given != *" --prompt "* ]]; then run+=(--output_path outputs/samples_480x864_step40_seed930); fi
+if [[ $given != *" --output_path"* && $given != *" --prompt "* ]]; then
+  run+=(--output_path outputs/samples_480x864_step40_seed930)
+fi
 exec "${launcher[@]}" generate.py "${run[@]}" "$@"
