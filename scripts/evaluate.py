@@ -83,6 +83,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
     scorers = {"default": ["videoalign_local"], "metavar": "NAME[=CHECKPOINT]"}
     add("--rewards", nargs="+", help="rewards that score; default videoalign_local", **scorers)
+    scales = "published: CLIPScore and PickScore as flow_grpo's scorers give them; default usual"
+    add("--scale", choices=("usual", "published"), default="usual", help=scales)
     add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA, if there")
     add("--transformer_version", help="transformer in the original layout; default: the only one there")
     add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")
@@ -204,6 +206,8 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> "NamedReward":
 
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
+    if arguments.scale != "usual" and name in ("clip_score", "pick_score"):
+        options["scale"] = arguments.scale
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(
         device,

@@ -8,19 +8,16 @@ Example: `python -m scripts.make_checks --prompts_csv assets/prompts/train.csv -
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
 from hyvideo.data.checks import CHECKS, COLUMN, parse_checks, read_checks
-from hyvideo.data.files import replacing
 from hyvideo.data.prompts import read_prompts, rows_of_csv
-from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
-from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
+from hyvideo.models.reward_models.remote.exchange import ChatServer
+from scripts.chat_rows import ATTEMPTS, Row, add_server_flags, fill_rows, server_of
 
 INSTRUCTION = """A video is to be made from this prompt:
 
@@ -30,9 +27,6 @@ Write {count} yes/no questions that check whether the video shows what the promp
 that can be seen: objects, their number, colours and places, actions, their order and direction, camera and style. \
 Ask about what is in the prompt, and expect "no" only for what it rules out. Answer with JSON alone:
 [{{"question": "...", "answer": "yes"}}, ...]"""
-
-_ATTEMPTS = 3  # a model that writes no JSON may do so the next time
-_SAVED_TOGETHER = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,12 +47,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser("make_checks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--prompts_csv", type=Path, help="file with a column `prompt`; its other columns are kept")
-    add("--output", type=Path, help="CSV to write")
-    add("--server", help="address up to and with /v1; the variable OPENAI_API_KEY may hold its key")
-    add("--model", help="name of the model on the server")
+    add_server_flags(parser)
     add("--num_checks", type=int, default=5, help="questions per prompt; default 5")
-    add("--in_flight", type=int, default=4, help="requests at once; default 4")
     add("--validate", type=Path, metavar="CSV", help="only read this file and name its bad rows")
     arguments = parser.parse_args(argv)
     needed = ("prompts_csv", "output", "server", "model")
@@ -77,14 +67,14 @@ def ask_for_checks(server: ChatServer, prompt: str, count: int) -> str:
         ValueError: the model wrote no checks, however often it was asked.
         Fault, RewardFailureError: the server gave no answer, or refused.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         text = {"type": "text", "text": INSTRUCTION.format(prompt=prompt, count=count)}
         reply = server.complete([text], max_tokens=2048, temperature=0.7).message.content or ""
         try:
             return CHECKS.dump_json(parse_checks(reply[reply.find("[") : reply.rfind("]") + 1] or "[]")).decode()
         except ValueError as error:
             last = error
-    raise ValueError(f"the model wrote no checks in {_ATTEMPTS} attempts: {last}")
+    raise ValueError(f"the model wrote no checks in {ATTEMPTS} attempts: {last}")
 
 
 def _write(arguments: argparse.Namespace) -> int:
@@ -94,38 +84,17 @@ def _write(arguments: argparse.Namespace) -> int:
         done = {row["prompt"]: row.get(COLUMN, "") for row in _checked_rows(arguments.output)}
         for row in rows:
             row[COLUMN] = row.get(COLUMN) or done.get(row["prompt"], "")
-    context = RewardContext(in_flight=arguments.in_flight)
-    server = ChatServer(arguments.server, arguments.model, context, "--server")
-    open_rows = [row for row in rows if not row.get(COLUMN)]
+    server = server_of(arguments)
 
-    def fill(row: dict[str, str]) -> str | None:
-        """Write a row's cell, or return why not."""
-        try:
-            row[COLUMN] = ask_for_checks(server, row["prompt"], arguments.num_checks)
-        except (ValueError, Fault) as error:
-            return f"{row['prompt']!r:.120}: {error}"
-        return None
+    def fill(row: Row) -> None:
+        """Write a row's cell."""
+        row[COLUMN] = ask_for_checks(server, row["prompt"], arguments.num_checks)
 
-    failed = 0
-    with ThreadPoolExecutor(arguments.in_flight) as threads:
-        for start in range(0, len(open_rows), _SAVED_TOGETHER):
-            block = open_rows[start : start + _SAVED_TOGETHER]
-            try:
-                problems = [problem for problem in threads.map(fill, block) if problem]
-            except RewardFailureError as error:
-                raise ValueError(str(error)) from error
-            finally:
-                _save(arguments.output, rows)
-            failed += len(problems)
-            for problem in problems:
-                complain(f"make_checks: {problem}")
-            print(f"{start + len(block) - failed} of {len(open_rows)} rows written to {arguments.output}", flush=True)
-    if not open_rows:
-        _save(arguments.output, rows)
-    return int(failed > 0)
+    waiting = [row for row in rows if not row.get(COLUMN)]
+    return fill_rows("make_checks", rows, waiting, fill, arguments, last=COLUMN)
 
 
-def _checked_rows(path: Path) -> list[dict[str, str]]:
+def _checked_rows(path: Path) -> list[Row]:
     """Read a CSV; a malformed cell is a ValueError that names its line."""
     rows = []
     for where, row in rows_of_csv(path):
@@ -135,14 +104,6 @@ def _checked_rows(path: Path) -> list[dict[str, str]]:
             raise ValueError(f"{where}: {COLUMN}: {error}") from error
         rows.append(row)
     return rows
-
-
-def _save(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    columns = [*dict.fromkeys(column for row in rows for column in row if column != COLUMN), COLUMN]
-    with replacing(path) as place, place.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,8 @@ class Algorithm(ABC):
                 measured.append(numbers)
                 weights.append(share)
             metrics = over_micro_batches(measured, weights, largest={*largest, "advantage/largest"})
-            step = self.optimization.step(metrics["loss/total"], signal=metrics.get("advantage/largest") != 0)
+            signal = metrics.get("advantage/largest") != 0 or "idle_updates" in self.config.rollout.published
+            step = self.optimization.step(metrics["loss/total"], signal=signal)
         return metrics | step.metrics(), step
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

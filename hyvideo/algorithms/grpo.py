@@ -11,7 +11,7 @@ from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
-from hyvideo.config.schema import Config, KLConfig, ModelConfig
+from hyvideo.config.schema import Config
 from hyvideo.data.host_reads import host_read
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
@@ -100,11 +100,12 @@ class GRPO(Algorithm):
         anchor: the weights that the position term of the trust region compares with; None where there is no such term.
         controller: schedule of the KL coefficient; None where `kl_weight` is 0.
         scales: `[K]` factor of each step's policy loss (temporal gradient equalizer), or ones.
+        kl_std_scale: `[K]` factor of the position term's standard deviation (`published flow_kl`); None: 1.
     """
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        kl, kind = config.kl, anchor_kind(config.kl, config.model)
+        kl, kind, published = config.kl, anchor_kind(config), config.rollout.published
         self.anchor: WeightsCopy | None = None
         if kind == "base":
             self.anchor = BaseModel(policy.transformer)
@@ -119,8 +120,12 @@ class GRPO(Algorithm):
                 warmup_updates=kl.kl_warmup_updates,
                 target=kl.kl_target,
                 schedule=kl.kl_schedule,
+                published="kl_controller" in published,
             )
-        norms = policy.gradient_norms(published="cps_equalizer" in config.rollout.published)
+        self.kl_std_scale = None
+        if "flow_kl" in published and config.rollout.sde_type == "flow_grpo":
+            self.kl_std_scale = (-policy.sigmas().diff()).rsqrt()
+        norms = policy.gradient_norms(published="cps_equalizer" in published)
         if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
             norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
@@ -134,13 +139,13 @@ class GRPO(Algorithm):
         noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
         steps = select_timesteps(noisy, config.grpo.timestep_fraction, 1, permute=False, generator=anything)
         trained = steps.shape[1]
-        anchored = anchor_kind(config.kl, config.model) != "none"
+        anchored = anchor_kind(config) != "none"
         return Evaluations(num_steps, num_kept(config.kl.anchor_fraction, trained) if anchored else 0, trained)
 
     @classmethod
     def num_copies(cls, config: Config) -> int:
         """Return 1 where the anchor is a copy."""
-        return int(anchor_kind(config.kl, config.model) == "copy")
+        return int(anchor_kind(config) == "copy")
 
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return the window of steps in which each video draws noise; None for all steps."""
@@ -183,19 +188,22 @@ class GRPO(Algorithm):
             on_policy: the weights are still those of the rollout, as in a round's first update. Every ratio is then
                 exactly 1, also where other kernels or batch sizes let the replay round otherwise than the rollout.
         """
-        num_pairs = len(pairs.sample_index)
+        num_pairs, published = len(pairs.sample_index), self.config.rollout.published
+        on_policy = on_policy and "first_ratio" not in published
+        parts = pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
         losses = (
-            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy))
-            for part in pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
+            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy)) for part in parts
         )
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
         if step.made:
             if self.controller:
-                self.controller.update(kl)
+                # the release moves lambda between micro-batches, by a KL that it reads back from the device each time
+                for _ in parts if "kl_controller" in published else [None]:
+                    self.controller.update(kl)
             if self.anchor:
                 self.anchor.policy_moved()
-        if self.anchor and self.config.kl.moves_anchor:
+        if self.anchor and self.config.moves_anchor:
             if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
                 self.anchor.refresh()
         return metrics | {
@@ -236,7 +244,10 @@ class GRPO(Algorithm):
         position = mean.new_zeros(())
         if compared.anchor_means is not None and len(rows[chosen]):
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
-            position = position_kl(mean[chosen], anchor_mean, std[chosen])
+            kl_std = std[chosen]
+            if self.kl_std_scale is not None:
+                kl_std = kl_std * self.kl_std_scale[index[chosen]].to(kl_std).view(-1, *[1] * (kl_std.ndim - 1))
+            position = position_kl(mean[chosen], anchor_mean, kl_std)
         if weights is not None:
             position = position * float(weights.mean())
         # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
@@ -334,12 +345,13 @@ def _window(config: Config, stochastic: Tensor, round_index: int, *, num_videos:
     )
 
 
-def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
+def anchor_kind(config: Config) -> Literal["none", "base", "copy"]:
     """Return which anchor the position term needs.
 
     `none` where no position term is wanted, `base` where it is the base model itself (a fixed anchor under a fresh
     adapter), `copy` where it is a second copy of the trained weights.
     """
+    kl = config.kl
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
-    return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
+    return "base" if starts_at_base(config.model) and not config.moves_anchor else "copy"

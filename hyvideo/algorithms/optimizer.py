@@ -31,7 +31,8 @@ class Muon(Optimizer):
     receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in float32.
 
     The Newton-Schulz iteration has `iteration_dtype`. None takes bf16, but on a CPU float32: a CPU without bf16
-    instructions multiplies such matrices about fifty times slower.
+    instructions multiplies such matrices about fifty times slower. With `always_steps` a weight whose gradient is zero
+    goes on by its momentum, as in the release.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Muon(Optimizer):
         weight_decay: float,
         momentum: float = 0.95,
         iteration_dtype: torch.dtype | None = None,
+        always_steps: bool = False,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self._iteration_dtype = iteration_dtype
+        self._iteration_dtype, self._always_steps = iteration_dtype, always_steps
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -60,8 +62,9 @@ class Muon(Optimizer):
                 device = torch.device(parameter.device_mesh.device_type) if sharded else parameter.device
                 dtype = self._iteration_dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
                 direction = parameter.grad.lerp(buffer, group["momentum"]).to(device, dtype)
-                reached = whole((parameter.grad != 0).sum().to(device)) > 0  # not read by the host
-                matrix = whole(direction).flatten(1).mul_(reached)
+                matrix = whole(direction).flatten(1)
+                if not self._always_steps:
+                    matrix.mul_(whole((parameter.grad != 0).sum().to(device)) > 0)  # not read by the host
                 update = orthogonalize(matrix, dtype=dtype).to(parameter.dtype).view(parameter.shape)
                 size = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
                 shard = local_shard(parameter)
@@ -81,14 +84,16 @@ def orthogonalize(matrix: Tensor, *, dtype: torch.dtype) -> Tensor:
     return (x.T if transposed else x).to(matrix.dtype)
 
 
-def build_optimizers(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> list[Optimizer]:
+def build_optimizers(
+    parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, always_steps: bool = False
+) -> list[Optimizer]:
     """Return the optimizers of `parameters`: AdamW, or Muon for matrices and AdamW for the rest (`use_muon`)."""
     matrices = [p for p in parameters.values() if config.use_muon and p.ndim >= 2]
     rest = [p for p in parameters.values() if not (config.use_muon and p.ndim >= 2)]
     shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     optimizers: list[Optimizer] = []
     if matrices:
-        optimizers.append(Muon(matrices, **shared))
+        optimizers.append(Muon(matrices, always_steps=always_steps, **shared))
     if rest:
         betas = (0.95, 0.95) if config.use_muon else (0.9, 0.999)
         optimizers.append(AdamW(rest, betas=betas, fused=True, **shared))
@@ -133,6 +138,7 @@ class Optimization:
         sp_size: ranks that share a video.
         max_skipped: updates in a row that may be skipped because they are not finite.
         ema: average of the trained weights, which follows every update; None: there is none.
+        always_steps: of `Muon`.
 
     Attributes:
         updates: number of updates made so far, skipped ones included; `--max_steps` counts them.
@@ -153,9 +159,10 @@ class Optimization:
         sp_size: int = 1,
         max_skipped: int = 0,
         ema: WeightsCopy | None = None,
+        always_steps: bool = False,
     ) -> None:
         self.parameters = dict(parameters)
-        self.optimizers = build_optimizers(parameters, config)
+        self.optimizers = build_optimizers(parameters, config, always_steps=always_steps)
         self.updates = 0
         self.ema = ema
         self._config = config

@@ -5,9 +5,22 @@ grouped (`rollout: {eta: 0.5}`). The string below each setting is its manual, wh
 `hyvideo.config.settings.Setting` says what else it holds.
 """
 
+import math
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+Published = Literal[
+    "prompt_noise",
+    "crf_25",
+    "cps_equalizer",
+    "flow_kl",
+    "kl_controller",
+    "lora_anchor",
+    "muon_momentum",
+    "first_ratio",
+    "idle_updates",
+]
 
 EVERY_PHASE = ("rollout", "reward", "anchor", "update", "validation")
 """The parts of a run that have a memory peak of their own."""
@@ -51,7 +64,7 @@ class ModelConfig:
     """The adapters' output is multiplied by lora_alpha / lora_r."""
 
     lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
-    """Linear layers that get an adapter, by the end of their path."""
+    """Linear layers that get an adapter, by the end of their path; all-linear is every one but the last."""
 
     pretrained_lora_path: str | None = None
     """Folder of the adapter to start from."""
@@ -109,10 +122,13 @@ class RolloutConfig:
     use_same_noise: bool = False
     """Start all videos of a prompt from one noise."""
 
-    published: list[Literal["prompt_noise", "cps_equalizer", "crf_25"]] = setting([])
-    """Behaviours of the release instead of ours: the same first noises of a prompt in every round (prompt_noise), cps
-    scaled by |d mean / d v| / std instead of its own gradient (cps_equalizer), mp4 files for rewards at CRF 25 instead
-    of 16 (crf_25)."""
+    published: list[Published] = setting([])
+    """Behaviours of the release instead of ours (configs/published.yaml has all): the same first noises of a prompt in
+    every round (prompt_noise), mp4 files for rewards at CRF 25 instead of 16 (crf_25), cps scaled by |d mean / d v| /
+    std instead of its own gradient (cps_equalizer), flow_grpo's KL by its standard deviation without sqrt(delta)
+    (flow_kl), lambda moved by every micro-batch, from kl_min_coef and one step earlier (kl_controller), an adapter's
+    anchor that never moves (lora_anchor), Muon's steps of a weight without gradient (muon_momentum), a first update by
+    the recorded log-probabilities, velocity term included (first_ratio), updates of equal rewards (idle_updates)."""
 
     rollout_micro_batch_size: int = setting(1, within="[0, inf)", frees=("rollout", "validation"))
     """Videos that one rank denoises together; 0 is all."""
@@ -231,11 +247,6 @@ class KLConfig:
     kl_target: float | None = setting(None, within="(0, inf)", read_when="kl_schedule != fixed")
     """Desired KL. None is kl_weight. Lambda shrinks by 0.9 while the mean of the last 10 KLs is above 1.5 times this,
     and grows by 1.1 below half of it."""
-
-    @property
-    def moves_anchor(self) -> bool:
-        """Whether the anchor follows the policy."""
-        return self.use_moving_KL and self.update_ref_model_step > 0
 
 
 @dataclass
@@ -437,6 +448,15 @@ class RunConfig:
     dry_run: bool = setting(False, decides=False)
     """Check settings, files, free space and ranks, print the plan and end."""
 
+    def most_checkpoints(self, *, best: bool = False) -> int:
+        """Return how many checkpoints lie in the folder at most; the newest is written before the oldest is deleted.
+
+        `best` is one more, which a reward guard keeps.
+        """
+        saves = math.ceil(self.max_steps / self.save_interval) if self.save_interval else 1
+        kept = self.max_steps // self.keep_every if self.keep_every else 0
+        return min(saves, self.keep_last + kept + best + 1)
+
 
 @dataclass
 class Config:
@@ -452,3 +472,9 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def moves_anchor(self) -> bool:
+        """Whether the trust region's anchor follows the policy."""
+        stays = self.model.use_lora and "lora_anchor" in self.rollout.published
+        return self.kl.use_moving_KL and self.kl.update_ref_model_step > 0 and not stays

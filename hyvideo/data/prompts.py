@@ -1,13 +1,17 @@
 """Prompts from CSV files: strict, because one misread row would train on the wrong text for days."""
 
 import csv
+import hashlib
 import io
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.outside import read_file, with_home
+
+_LOG = logging.getLogger(__name__)
 
 COLUMNS = ("prompt", "index", "seed", "ref_image_path")
 """The columns that are read; only `prompt` is needed, and others are left alone."""
@@ -38,8 +42,9 @@ def repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = None) -> list[Prompt]:
     """Read prompt CSVs, in order, as one list.
 
-    UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index`, `seed` (whole numbers from 0)
-    and `ref_image_path` (relative to the folder of its CSV). Empty cells count as not given, empty lines are skipped.
+    UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index` (a whole number from 0, or a
+    name), `seed` (a whole number from 0) and `ref_image_path` (relative to the folder of its CSV, or else to the
+    working directory). Empty cells count as not given, empty lines are skipped.
 
     All images must lie in `image_root`, links followed, if it is given. A ValueError names file and line of whatever
     is missing, malformed or there twice.
@@ -103,6 +108,11 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             yield where, dict(zip(header, cells, strict=False))
 
 
+def _number_of_name(name: str) -> int:
+    """Return the number in [2^62, 2^63), far from those of people, that stands for an `index` which is a name."""
+    return 2**62 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
+
+
 def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:
     """Build the prompt of one row; `position` is its index where the row gives none."""
     if not row.get("prompt"):
@@ -110,12 +120,23 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_ro
     numbers: dict[str, int | None] = {}
     for column in ("index", "seed"):
         cell = row.get(column, "")
-        if cell and not (cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63):
-            raise ValueError(f"{where}: {column} must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
-        numbers[column] = int(cell) if cell else None
-    image = path.parent / with_home(row["ref_image_path"]) if row.get("ref_image_path") else None
-    if image is not None and not os.path.isfile(image):  # which also says no to a name that no file can have
-        raise ValueError(f"{where}: ref_image_path: there is no file {str(image)!r} (paths are relative to the CSV)")
+        is_number = cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63
+        if column == "seed" and cell and not is_number:
+            raise ValueError(f"{where}: seed must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
+        numbers[column] = int(cell) if is_number else _number_of_name(cell) if cell else None
+    image = None
+    if row.get("ref_image_path"):
+        given = Path(with_home(row["ref_image_path"]))
+        image = path.parent / given
+        if not os.path.isfile(image) and os.path.isfile(given):  # which also say no to a name that no file can have
+            _LOG.warning(
+                "%s: ref_image_path %s is not beside the CSV and taken from the working directory", where, given
+            )
+            image = given
+        if not os.path.isfile(image):
+            raise ValueError(
+                f"{where}: ref_image_path: there is no file {str(image)!r}, nor {str(given)!r} in the working directory"
+            )
     if image is not None and image_root is not None and not image.resolve().is_relative_to(Path(image_root).resolve()):
         raise ValueError(f"{where}: ref_image_path {str(image)!r} lies outside of image_root {str(image_root)!r}")
     index = position if numbers["index"] is None else numbers["index"]

@@ -31,6 +31,8 @@ class KLController:
         warmup_updates: Length of the warm-up in updates, >= 0; 0 starts at the ceiling.
         target: Desired KL, > 0; None means max_coef, as in the reference.
         schedule: ``two_stage``, ``fixed`` or ``milder``.
+        published: As the release: the warm-up rises from min_coef whatever start_coef is, and its last update follows
+            the observed KL already, so that lambda reaches ``1 - 1 / warmup_updates`` of its ceiling before.
 
     Example:
         >>> controller = KLController(max_coef=1e-5, min_coef=0.0, warmup_updates=2)
@@ -47,6 +49,7 @@ class KLController:
         warmup_updates: int = 100,
         target: float | None = None,
         schedule: Schedule = "two_stage",
+        published: bool = False,
     ) -> None:
         self.schedule, self.target = schedule, max_coef if target is None else target
         self.ceiling = MILDER_CEILING * max_coef if schedule == "milder" else max_coef
@@ -54,6 +57,7 @@ class KLController:
         start_coef = self.min_coef if start_coef is None else start_coef
         self.start_coef = min(max(start_coef, self.min_coef), self.ceiling)
         self.warmup_updates = 0 if schedule == "fixed" else warmup_updates
+        self._published = published
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_updates = 0
         self._coefficient = self.start_coef if self.warmup_updates else self.ceiling
@@ -77,10 +81,10 @@ class KLController:
             raise ValueError(f"the KL of update {self._num_updates + 1} is {kl}: the policy or its anchor has diverged")
         self._num_updates += 1
         self._recent.append(kl)
-        if self._num_updates <= self.warmup_updates:
-            progress = self._num_updates / self.warmup_updates
-            self._coefficient = self.start_coef + progress * (self.ceiling - self.start_coef)
-        elif self.schedule != "fixed":
+        if self._num_updates <= self.warmup_updates - self._published:
+            start = self.min_coef if self._published else self.start_coef
+            self._coefficient = start + self._num_updates / self.warmup_updates * (self.ceiling - start)
+        elif self.schedule != "fixed" and not (self._published and len(self._recent) < WINDOW):
             recent = sum(self._recent) / len(self._recent)
             if recent > 1.5 * self.target:
                 self._coefficient *= 0.9

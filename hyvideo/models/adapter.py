@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from hyvideo.distributed.collectives import whole
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, modules_of_original
 
 ADAPTER = "default"
+ALL_LINEAR = "all-linear"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
 _MISFITS = (
@@ -86,15 +88,27 @@ def configured_adapter(model: ModelConfig) -> LoraConfig | None:
 def lora_config(rank: int, alpha: int, target_modules: Sequence[str]) -> LoraConfig:
     """Return the adapter's configuration; the modules are named by the end of their path here or in the original.
 
+    `all-linear` alone stands for every linear layer but `proj_out`, where the ranks of a video join its tokens.
     The second matrix starts at zero, so the policy starts as the base model. A ValueError refuses an absurd alpha.
     """
     if not abs(alpha) < 2**64:
         raise ValueError(f"the alpha of an adapter is {alpha!r:.40}, expected less than 2^64.")
     theirs = {name: modules_of_original(name) for name in target_modules}
     chosen = list(target_modules)
-    if any(theirs.values()):  # PEFT takes names, or one pattern
+    if chosen == [ALL_LINEAR]:
+        chosen = _linear_layers()
+    elif any(theirs.values()):  # PEFT takes names, or one pattern
         chosen = "|".join(pattern or rf"(.*\.)?{re.escape(name)}" for name, pattern in theirs.items())
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, init_lora_weights=True)
+
+
+@cache
+def _linear_layers() -> str:
+    """Return a pattern of the names of a transformer's linear layers but the last, whatever its depth."""
+    with torch.device("meta"):
+        shallow = HunyuanVideo15Transformer3DModel(num_layers=1, num_refiner_layers=1, use_meanflow=True)
+    names = [name for name, module in shallow.named_modules() if isinstance(module, nn.Linear) and name != "proj_out"]
+    return "|".join(re.sub(r"(?<=_blocks)\\\.0", r"\\.\\d+", re.escape(name)) for name in names)
 
 
 def base_weight(name: str) -> str | None:

@@ -1,10 +1,10 @@
-"""The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values for its trackers."""
+"""The run's numbers: a JSON object per update in `metrics.jsonl` and for trackers, and one per scored video."""
 
 import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -95,10 +95,7 @@ class MetricsLog:
             )
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.path, [json.dumps(row, allow_nan=False)])
         if self.trackers:
             self.trackers.log(step, numbers)
         self._last_step = step
@@ -133,20 +130,60 @@ class MetricsLog:
 
     def _keep_rows_up_to(self, step: float) -> int | None:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
-        if not self.path.exists():
-            return None
-        lines = read_file(self.path, None).splitlines()
-        rows = [_parse_row(line) for line in lines]
-        keep = [row is not None and row["step"] <= step for row in rows]
-        moved = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if not kept)
-        if moved:
-            discarded = read_file(self.discarded_path, None) if self.discarded_path.exists() else b""
-            if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
-                replace_synced(self.discarded_path, discarded + moved)
-        kept_lines = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if kept)
-        if kept_lines != self.path.read_bytes():
-            replace_synced(self.path, kept_lines)
-        return max((row["step"] for row, kept in zip(rows, keep, strict=True) if kept), default=None)
+        return max(keep_rows(self.path, self.discarded_path, step, _step_of_row), default=None)
+
+
+def keep_rows(path: Path, discarded_path: Path, last: float, step_of: Callable[[bytes], int | None]) -> list[int]:
+    """Keep the lines of a log up to the step `last`, move the rest to another file; return the steps of those kept.
+
+    `step_of` gives the step of a line, None where it is not a row. Killed at any moment this loses no line.
+    """
+    lines = read_file(path, None).splitlines() if path.exists() else []
+    steps = [step_of(line) for line in lines]
+    keep = [step is not None and step <= last for step in steps]
+    moved = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if not kept)
+    if moved:
+        discarded = read_file(discarded_path, None) if discarded_path.exists() else b""
+        if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
+            replace_synced(discarded_path, discarded + moved)
+    kept_lines = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if kept)
+    if lines and kept_lines != path.read_bytes():
+        replace_synced(path, kept_lines)
+    return [step for step, kept in zip(steps, keep, strict=True) if kept]
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines to a file; they are on disk when this returns."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def append_scores(folder: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Append what the videos of a round scored to `scores.jsonl`, a row each, which holds the round's last `step`.
+
+    A number that is not finite, as of a failed score, becomes null.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = ({name: None if value != value else value for name, value in row.items()} for row in rows)
+    append_lines(folder / "scores.jsonl", (json.dumps(row, ensure_ascii=False) for row in plain))
+
+
+def discard_scores_after(folder: Path, step: int) -> None:
+    """Move the rows of rounds that ended after `step`, and a torn line, to `scores.discarded.jsonl`."""
+
+    def step_of(line: bytes) -> int | None:
+        with suppress(ValueError, TypeError, KeyError):
+            return int(from_json(line)["step"])
+        return None
+
+    keep_rows(folder / "scores.jsonl", folder / "scores.discarded.jsonl", step, step_of)
+
+
+def _step_of_row(line: bytes) -> int | None:
+    row = _parse_row(line)
+    return None if row is None else row["step"]
 
 
 def _parse_row(line: bytes) -> dict[str, float | None] | None:

@@ -40,6 +40,7 @@ class Plan:
     Attributes:
         videos, prompts, updates: of a round over all ranks.
         frames, size: of a video, HEIGHTxWIDTH.
+        checkpoints: that are on disk at most.
         networks: where the sizes of the networks are from.
         unknown_rewards: rewards counted as needing no memory.
         rehearsal: what one rank does in a round and in a validation, and what a GPU must hold.
@@ -57,6 +58,7 @@ class Plan:
     updates: int
     frames: int
     size: str
+    checkpoints: int
     networks: str
     unknown_rewards: tuple[str, ...]
     rehearsal: Rehearsal
@@ -136,6 +138,7 @@ def make_plan(
         updates=config.grpo.updates_per_rollout,
         frames=config.rollout.sample_n_frames,
         size=config.rollout.rollout_size,
+        checkpoints=config.run.most_checkpoints(),
         networks=networks.source,
         unknown_rewards=networks.unknown_rewards,
         rehearsal=done,
@@ -161,6 +164,7 @@ def plan_table(plan: Plan) -> str:
         "prompt groups per round": plan.prompts,
         "updates per round": plan.updates,
         "checkpoint, GB": f"{plan.checkpoint_bytes / 1e9:.1f}",
+        f"the {plan.checkpoints} that are kept at most, GB": f"{plan.checkpoints * plan.checkpoint_bytes / 1e9:,.0f}",
     }
     memory = {f"resident: {name}": f"{held / GIB:.2f}" for name, held in done.resident.items()}
     memory |= {f"peak: {phase}": f"{done.peaks[phase] / GIB:.2f}" for phase in PHASES if phase in done.peaks}

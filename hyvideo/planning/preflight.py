@@ -1,6 +1,5 @@
 """What `post_train.py --dry_run` checks on the ranks of a run before it is started; no run folder is touched."""
 
-import math
 import os
 import platform
 import shutil
@@ -103,17 +102,13 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int, *, kee
     """
     parent = nearest_existing(folder.path)
     free = shutil.disk_usage(parent).free
-    saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval else 1
-    kept = run.max_steps // run.keep_every if run.keep_every else 0
-    there = len(checkpoints_of(folder.checkpoints))
-    most = run.keep_last + kept + keeps_best + 1  # the newest is written before the oldest is deleted
-    needed = max(1, min(saves, most) - there)
+    needed = max(1, run.most_checkpoints(best=keeps_best) - len(checkpoints_of(folder.checkpoints)))
     if needed * checkpoint_bytes > free:
         raise ValueError(
             f"output_dir: '{parent}' has {free / 1e9:.1f} GB free, enough for {free // max(checkpoint_bytes, 1)} more "
             f"checkpoint(s) of {checkpoint_bytes / 1e9:.1f} GB; the run will write {needed} more before it deletes one "
             f"(keep_last {run.keep_last}, keep_every {run.keep_every}, save_interval {run.save_interval}). Free space, "
-            "choose another folder, or lower keep_last."
+            "choose another folder, or lower max_steps, keep_last or raise keep_every."
         )
 
 

@@ -385,7 +385,7 @@ def _rehearse(
                 resident["a round's latents"] = sum(each.nbytes for each in kept)
                 for _ in algorithm.updates(trajectory):
                     pass
-                if anchor and config.kl.moves_anchor:
+                if anchor and config.moves_anchor:
                     with device.during("refresh"):
                         anchor.refresh()
                 with device.during("checkpoint"):

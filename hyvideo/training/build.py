@@ -38,7 +38,7 @@ from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_wei
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
 from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
-from hyvideo.observability.metrics import MetricsLog
+from hyvideo.observability.metrics import MetricsLog, discard_scores_after
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile, matrix_peak_tflops
 from hyvideo.observability.trackers import Trackers, check_trackers
@@ -302,6 +302,7 @@ def _build_state(
         sp_size=mesh.sp_size,
         max_skipped=config.run.max_skipped_updates,
         ema=build_ema(config, policy.transformer),
+        always_steps="muon_momentum" in config.rollout.published,
     )
     return RunState(
         transformer=policy.transformer,
@@ -345,6 +346,7 @@ def _open_journal(
             for told in metrics.truncate_after(state.step, state.began_at):
                 console.warning(told)
             folder.discard_after(state.step if folder.resume_from else -1)
+            discard_scores_after(folder.rollouts, state.step)
             trackers.start(state.step + 1)
             with writing(folder.path / "config.yaml"):
                 save_config(config, folder.path / "config.yaml")

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
@@ -17,13 +19,13 @@ from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, poin
 from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
-from hyvideo.distributed.collectives import broadcast_from_main
+from hyvideo.distributed.collectives import broadcast_from_main, gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.console import Console, validation_line
-from hyvideo.observability.metrics import MetricsLog, read_metrics
+from hyvideo.observability.metrics import MetricsLog, append_scores, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
@@ -337,6 +339,7 @@ class Run:
                 numbers=trajectory.positions.tolist(),
                 mesh=self.mesh,
             )
+        self._write_scores(trajectory)
         look = None
         if self.validation and _crossed(first, step, config.validation.validation_interval):
             means, look = self._validate()
@@ -354,6 +357,21 @@ class Run:
         elif stopped:
             self._stop_between_rounds()
         self._begin_round()
+
+    def _write_scores(self, trajectory: Trajectory) -> None:
+        """Append what each video of the round scored to `rollouts/scores.jsonl`."""
+        advantages, _ = self.algorithm.advantages(trajectory)
+        scores, round = trajectory.scores, self.rounds.current
+        rows = [
+            {"step": self.state.step, "round": trajectory.round, "video": video, "prompt": trajectory.prompts[i]}
+            | {"prompt_index": round.prompts[i].index, "seed": round.noise.seeds[i]}
+            | {name: float(values[video]) for name, values in scores.metrics.items()}
+            | {"reward": float(scores.total[video]), "advantage": float(advantages[i])}
+            for i, video in enumerate(trajectory.positions.tolist())
+        ]
+        of_ranks = gather(rows)[:: self.mesh.sp_size]
+        if self.mesh.is_main:
+            append_scores(self.folder.rollouts, sorted(chain.from_iterable(of_ranks), key=itemgetter("video")))
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""

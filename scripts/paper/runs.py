@@ -1,8 +1,8 @@
-"""Trainings of the bundled model for the studies: missing ones are trained, many at a time, and may stop at any time.
+"""Trainings of studies: missing ones are trained, many at a time, and may stop at any time.
 
-A run is post_train.py with configs/tiny.yaml and a few settings, as one process with one thread: at this size a second
-thread gains nothing, a second run does. Its folder is named after a hash of all its settings, so that studies share
-runs, a finished run is kept, and one that was stopped continues from its checkpoint.
+A run of a study is post_train.py with configs/tiny.yaml and a few settings, as one process with one thread: at this
+size a second thread gains nothing, a second run does. Its folder is named after a hash of all its settings, so that
+studies share runs, a finished run is kept, and one that was stopped continues from its checkpoint.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -31,9 +31,25 @@ SILENT = {"keep_last": 1, "log_interval": 1000, "resume_from_checkpoint": "lates
 _LOOK_EVERY_SECONDS = 0.5
 
 
+class Trained(Protocol):
+    """What `train` needs to know of a run."""
+
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+
+    def commands(self) -> list[list[str]]:
+        """Return the command lines that make or continue it, one after the other."""
+
+    def tidy(self) -> None:
+        """Remove what a finished run needs no longer."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """One training of a study.
 
     Attributes:
         folder: its run folder.
@@ -65,27 +81,44 @@ class Run:
         *_, last = ["", *(self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)]
         return last.endswith("\n") and json.loads(last)["step"] >= self.settings["max_steps"]
 
-    def command(self) -> list[str]:
-        """The command line that makes or continues it."""
+    def commands(self) -> list[list[str]]:
+        """Return the command line that makes or continues it."""
         flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
         typed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in flags.items()}
         texts = [word for name, text in typed.items() for word in (f"--{name}", text)]
-        return [sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]
+        return [[sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]]
+
+    def tidy(self) -> None:
+        """Remove the checkpoints."""
+        remove(self.folder / "checkpoints")
 
 
 class _Training:
     """A run in a process of its own, which holds the run's lock while it lives."""
 
-    def __init__(self, run: Run, lock: TextIOWrapper) -> None:
+    def __init__(self, run: Trained, lock: TextIOWrapper) -> None:
         self.run, self._lock = run, lock
+        self._left = run.commands()
+        self._start()
+
+    def _start(self) -> None:
         self.process = subprocess.Popen(
-            run.command(),
-            stdout=lock,
+            self._left.pop(0),
+            stdout=self._lock,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             cwd=REPOSITORY,
             start_new_session=True,  # Ctrl-C reaches this program, which asks its trainings to stop once
         )
+
+    def is_over(self, *, asked_to_stop: bool) -> bool:
+        """Whether its last command has ended, or one failed; starts the next command otherwise."""
+        if (status := self.process.poll()) is None:
+            return False
+        if status == 0 and self._left and not asked_to_stop:
+            self._start()
+            return False
+        return True
 
     def close(self, *, asked_to_stop: bool) -> str | None:
         """Wait for the end and tidy up; returns what went wrong, if anything did.
@@ -95,18 +128,18 @@ class _Training:
         status = self.process.wait()
         self._lock.close()
         if self.run.is_finished:
-            remove(self.run.folder / "checkpoints")
+            self.run.tidy()
             return None
         stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
         return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"
 
 
-def log_of(run: Run) -> Path:
+def log_of(run: Trained) -> Path:
     """Where a run's console goes."""
     return run.folder.with_suffix(".log")
 
 
-def train(runs: Sequence[Run], *, jobs: int, minutes: float | None = None) -> list[str]:
+def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None) -> list[str]:
     """Train what is not finished, in the order given.
 
     Ctrl-C, SIGTERM and the end of `minutes` let every training finish its round, save and stop. A run that another
@@ -133,9 +166,10 @@ def train(runs: Sequence[Run], *, jobs: int, minutes: float | None = None) -> li
                 _ask_to_stop(active)
             while waiting and len(active) < jobs:
                 active += _start(waiting.pop(0))
-            for training in [training for training in active if training.process.poll() is not None]:
+            over = _is_over(stop, deadline)
+            for training in [training for training in active if training.is_over(asked_to_stop=over)]:
                 active.remove(training)
-                failure = training.close(asked_to_stop=_is_over(stop, deadline))
+                failure = training.close(asked_to_stop=over)
                 failures += [f"{training.run.folder.name}: {failure}"] if failure else []
                 state = "failed" if failure else "finished" if training.run.is_finished else "stopped"
                 print(f"{state}: {training.run.folder.name}; {len(waiting) + len(active)} to go", flush=True)
@@ -147,7 +181,7 @@ def _is_over(stop: StopSignal, deadline: float) -> bool:
     return stop.name is not None or time.monotonic() > deadline
 
 
-def _start(run: Run) -> list[_Training]:
+def _start(run: Trained) -> list[_Training]:
     """Start a training; none when another command holds it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(run).open("a", encoding="utf-8")

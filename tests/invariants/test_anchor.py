@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyvideo.algorithms.grpo import anchor_kind
 from hyvideo.algorithms.weights_copy import WeightsCopy
-from hyvideo.config.schema import KLConfig, ModelConfig
+from hyvideo.config.schema import Config, KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round, pairs_of, update, weights_of
@@ -132,9 +132,9 @@ def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothin
 
 
 def test_the_fixed_anchor_of_an_adapter_trained_before_is_that_adapter():
-    for fixed in (KLConfig(use_moving_KL=False), KLConfig(update_ref_model_step=0)):
-        assert anchor_kind(fixed, ModelConfig(use_lora=True)) == "base"
-        assert anchor_kind(fixed, ModelConfig(use_lora=True, pretrained_lora_path="trained")) == "copy"
+    for kl in (KLConfig(use_moving_KL=False), KLConfig(update_ref_model_step=0)):
+        assert anchor_kind(Config(ModelConfig(use_lora=True), kl=kl)) == "base"
+        assert anchor_kind(Config(ModelConfig(use_lora=True, pretrained_lora_path="trained"), kl=kl)) == "copy"
 
 
 @pytest.mark.parametrize(

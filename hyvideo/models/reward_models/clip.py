@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +19,16 @@ class _FrameReward(RewardModel):
     """Mean over `num_frames` frames, spread over the video, of the score that a CLIP gives each.
 
     `checkpoint` is the folder of the CLIP with its tokenizer and image processor; one that cannot be read or lacks
-    weights is a ValueError.
+    weights is a ValueError. `scale` is "usual", or "published" for the units of flow_grpo's scorers, in which the
+    numbers of the paper's tables seem to be (it does not say).
     """
 
-    def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
+    published: ClassVar[float | None] = None
+    """What flow_grpo's scorer divides the logit by."""
+
+    def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8, scale: str = "usual") -> None:
         super().__init__(context)
-        self.check(context, checkpoint, num_frames)
+        self.check(context, checkpoint, num_frames, scale)
         network = pretrained(CLIPModel, checkpoint, self.metrics[0], dtype=torch.float32)
         with readable(Path(checkpoint), f"the CLIP for {self.metrics[0]}"):
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint, local_files_only=True)
@@ -36,11 +41,14 @@ class _FrameReward(RewardModel):
         longest = network.config.text_config.max_position_embeddings  # not every tokenizer's files say it
         self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, longest)
         self._network = network.eval().to(context.device)
-        self._num_frames = num_frames
+        self._num_frames, self._is_published = num_frames, scale == "published"
 
     @classmethod
-    def check(cls, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
-        """Refuse a folder that is not there."""
+    def check(cls, context: RewardContext, checkpoint: str, num_frames: int = 8, scale: str = "usual") -> None:
+        """Refuse a folder that is not there, or a scale that the metric does not have."""
+        scales = ["usual", *(["published"] if cls.published else [])]
+        if scale not in scales:
+            raise ValueError(f"{cls.metrics[0]}: scale must be one of {', '.join(scales)}; received {scale!r}.")
         check_component(local_folder(checkpoint, cls.metrics[0]))
 
     @torch.inference_mode()
@@ -50,7 +58,9 @@ class _FrameReward(RewardModel):
         for video, text in zip(videos, self._text_vectors(prompts), strict=True):
             pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
             frames = self._network.get_image_features(pixels.to(self._network.device)).pooler_output
-            scores.append(self._score(F.normalize(frames, dim=-1), text))
+            frames = F.normalize(frames, dim=-1)
+            logits = self._network.logit_scale.exp() * (frames @ text)
+            scores.append(logits / self.published if self._is_published else self._score(frames, text))
         return {self.metrics[0]: torch.stack(scores).mean(1).cpu()}
 
     def to(self, device: torch.device | str) -> None:
@@ -72,6 +82,7 @@ class ClipScore(_FrameReward):
     """CLIPScore (Hessel et al. 2021) on the common scale of 0 to 100: `100 max(cos, 0)`."""
 
     metrics = ("CLIPScore",)
+    published = 30.0
 
     def _score(self, frames: Tensor, text: Tensor) -> Tensor:
         return 100 * (frames @ text).clamp_min(0)
@@ -82,6 +93,7 @@ class PickScore(_FrameReward):
     """PickScore (Kirstain et al. 2023): the cosine times the network's own temperature, about 20 for good images."""
 
     metrics = ("PickScore",)
+    published = 26.0
 
     def _score(self, frames: Tensor, text: Tensor) -> Tensor:
         return self._network.logit_scale.exp() * (frames @ text)

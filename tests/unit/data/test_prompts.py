@@ -69,7 +69,7 @@ def test_quotes_commas_blanks_line_ends_and_languages_are_read_as_meant(csv_file
         ("index,prompt\n7\n", "line 2: the prompt is blank"),
         ("prompt\na red cat, running\n", "line 2: 2 values for 1 columns (prompt)"),
         ("prompt,seed\na cat,one\n", "line 2: seed must be a whole number in [0, 2^63) or empty; received 'one'"),
-        *((f"prompt,index\na cat,{n}\n", "line 2: index must be a whole number") for n in ("-1", "٣", 2**63)),
+        *((f"prompt,seed\na cat,{n}\n", "line 2: seed must be a whole number") for n in ("-1", "٣", 2**63, "first")),
         ("prompt,index\na,3\nb,4\nc,3\n", "line 4: index 3 is already that of"),
         ("prompt,index\na,1\nb,\n", "line 3: index 1 is already that of"),
         *((f"prompt,ref_image_path\na,{n}\n", "line 2: ref_image_path: there is no file") for n in ("no.png", "\0")),

@@ -85,7 +85,7 @@ def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch,
     budget = budget_of(tmp_path)
     runs = [run_of(arm, 1, budget) for arm in STUDIES[name].arms()]
     for run in [base_run(budget), *runs]:
-        check_config(load_config(run.command()[2:]), 1)
+        check_config(load_config(run.commands()[0][2:]), 1)
     assert len({run.folder for run in runs}) == len(runs)
 
 
@@ -162,7 +162,7 @@ def test_a_proxy_that_is_over_optimised_is_published_with_what_each_kl_keeps(tmp
     budget.looks = 5
     monkeypatch.chdir(DOCS.parent)
     for arm in arms:
-        check_config(load_config(run_of(arm, 1, budget).command()[2:]), 1)
+        check_config(load_config(run_of(arm, 1, budget).commands()[0][2:]), 1)
 
     def means(arm, time):
         hacked = {"none": 20.0, "fixed": 10.0, "moving": 10.0, "dual": 0.0}[arm.label.split(",")[0]]

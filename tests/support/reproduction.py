@@ -1,0 +1,55 @@
+"""Runs of `scripts.paper.reproduce` that were trained and measured, by files as its commands leave them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hyvideo.data.videos import write_video
+
+
+@dataclass
+class Made:
+    """A run that was measured."""
+
+    row: str
+    seed: int
+    folder: Path
+    is_finished: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of its folder, and of its model in the evaluation."""
+        return self.folder.name
+
+    @property
+    def measured(self) -> Path:
+        """Folder of its measurement."""
+        return self.folder.parent / "evaluation" / self.name
+
+
+def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: float = 0.0) -> Made:
+    """Write a run's curve, 8 videos and their scores: VQ as given with noise that all runs share, MQ and TA 0.
+
+    The last video has no TA. With `spread` the run has noise of its own besides.
+    """
+    made = Made(row, seed, out / f"{row}-seed{seed}")
+    noise = np.random.default_rng(0).normal(size=8) + np.random.default_rng(seed).normal(size=8) * spread
+    videos, made_of = made.measured / made.name, {"MQ": 0.0, "TA": 0.0}
+    for n in range(8):
+        write_video(videos / f"{n:04d}.mp4", torch.full((2, 16, 16, 3), 99, dtype=torch.uint8), 8)
+    rows = [
+        {
+            "video": f"{n:04d}.mp4",
+            "key": "k",
+            "scores": {"VQ": vq + noise[n], **made_of} | ({"TA": None} if n == 7 else {}),
+        }
+        for n in range(8)
+    ]
+    (videos / "evaluation_scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    made.folder.mkdir()
+    curve = [{"step": step, "reward/mean": vq * step} for step in (1, 2, 3)]
+    (made.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in curve))
+    return made
