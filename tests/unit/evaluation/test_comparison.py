@@ -249,7 +249,7 @@ def test_vbench_finds_every_video_under_its_prompt_and_number_or_it_is_refused()
     assert names(["A cat."], [7, 3], own=5) == ["A cat.-0.mp4"]
     assert names(["A cat."], [7, 3], "row") == ["0000_seed7.mp4", "0000_seed3.mp4"]
     for texts in (["a/b"], ["木" * 180]):
-        with pytest.raises(ValueError, match=f"'{texts[0]}' cannot be the name of a file"):
+        with pytest.raises(ValueError, match=f"'{texts[0][:99]}.*cannot be the name of a file"):
             names(texts, [0])
     for texts in (["same", "same"], ["x" * 180 + "a", "x" * 180 + "b"]):
         with pytest.raises(ValueError, match=f"two videos would be '{texts[0][:180]}-0.mp4'"):
