@@ -59,7 +59,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"video")
 
-    monkeypatch.setattr("hyvideo.training.validation.write_video", write_word)
+    monkeypatch.setattr("hyvideo.training.collect.write_video", write_word)
 
 
 @pytest.fixture

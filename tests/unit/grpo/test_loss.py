@@ -71,14 +71,10 @@ def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing_an
 
 
 def test_rewards_that_form_no_groups_are_refused():
-    for rewards, num_generations, clip_max, message in (
-        (torch.ones(6), 4, 5.0, r"multiple of num_generations=4.*\(6,\)"),
-        (torch.ones(2, 3), 3, 5.0, r"\(2, 3\)"),
-        (torch.tensor([1.0, math.inf]), 2, 5.0, "finite, or NaN"),
-        (torch.ones(2), 2, 0.0, "adv_clip_max must be positive .* got 0.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            group_advantages(rewards, num_generations, clip_max)
+    with pytest.raises(RuntimeError, match="invalid for input of size 6"):
+        group_advantages(torch.ones(6), 4)
+    with pytest.raises(ValueError, match="finite, or NaN"):
+        group_advantages(torch.tensor([1.0, math.inf]), 2)
 
 
 def test_normalised_metrics_are_summed_free_of_their_scales_and_one_without_spread_adds_nothing():
@@ -102,8 +98,6 @@ def test_gdpo_divides_by_the_spread_of_the_round_so_that_contradicting_metrics_w
     assert gdpo_advantages(metrics, weights, 2).tolist() == pytest.approx(expected)
     assert gdpo_advantages(metrics, weights, 2, clip_max=0.3).tolist() == pytest.approx([-0.3, 0.3, -0.3, 0.3])
     assert group_advantages(normalize_then_sum(metrics, weights, 2), 2).tolist() == pytest.approx([-1, 1, -1, 1])
-    with pytest.raises(ValueError, match="multiple of num_generations=3"):
-        gdpo_advantages(metrics, weights, 3)
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -187,24 +181,7 @@ def test_a_restored_controller_goes_on_as_if_never_interrupted(updates_before):
     assert coefficients(resumed, observed[updates_before:]) == expected[updates_before:]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"schedule": "cosine"}, "two_stage, fixed, milder, got 'cosine'"),
-        ({"max_coef": 0.0}, "kl_weight.* must be positive, got 0.0"),
-        ({"max_coef": 1e-5, "min_coef": 1e-4}, "kl_min_coef.*got 0.0001"),
-        ({"schedule": "milder", "max_coef": 1e-5, "min_coef": 5e-6}, "kl_min_coef.*'milder', got 5e-06"),
-        *(({"start_coef": start}, rf"kl_coef.* \[1e-07, 1e-05\] .*got {start}") for start in (1e-8, 1e-4)),
-        ({"warmup_updates": -1}, "kl_warmup_updates must be at least 0, got -1"),
-        ({"target": 0.0}, "kl_target.* got 0.0"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        KLController(**settings)
-
-
-def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_or_a_kl_not_finite_changes_none():
+def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_kl_not_finite_changes_none():
     for new in ({"max_coef": 1e-3, "schedule": "fixed"}, {"max_coef": 1e-6, "warmup_updates": 0}):
         controller = KLController(**new)
         controller.load_state_dict(KLController(**new | {"max_coef": 1e-5}).state_dict())
@@ -216,12 +193,9 @@ def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_or_a_kl
         with pytest.raises(ValueError, match=f"KL of update 2 is {kl}"):
             controller.update(kl)
     assert controller.state_dict() == before
-    with pytest.raises(ValueError, match=r"keys \['coefficient', 'num_updates', 'recent'\], got \['lambda'\]"):
-        KLController().load_state_dict({"lambda": 1.0})
 
 
 CLIP = 1e-2
-NO_RANGE = ({"clip_range": 0.0}, {"clip_range": 0.0, "clip_range_high": 0.1}, {"clip_range_high": 0.0})
 numbers = st.floats(-3, 3).map(lambda value: round(value, 6))
 ROWS = st.tuples(numbers, st.floats(-0.05, 0.05), st.one_of(numbers, st.just(0.0)), st.floats(0.1, 10))
 
@@ -272,17 +246,12 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        *((wrong, "clip_range must be positive .* got 0.0") for wrong in NO_RANGE),
-        ({"old_log_probs": torch.zeros(4, 1)}, r"old_log_probs must have the shape .*\(4,\), got \(4, 1\)"),
-        ({"advantages": torch.zeros(4, 1)}, r"advantages of shape \(4, 1\) does not broadcast"),
-        ({"scale": torch.ones(3)}, r"scale of shape \(3,\) does not broadcast"),
-    ],
+    "changed",
+    [{"old_log_probs": torch.zeros(4, 1)}, {"advantages": torch.zeros(4, 1)}, {"scale": torch.ones(3)}],
 )
-def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed, message):
+def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed):
     arguments = dict.fromkeys(("log_probs", "old_log_probs", "advantages"), torch.zeros(4))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RuntimeError), match="do not fit|must match"):
         clipped_policy_loss(**(arguments | {"clip_range": CLIP, "scale": torch.ones(4)} | changed))
     with pytest.raises(ValueError, match=r"mean \(2, 3\) and anchor_mean \(1, 3\)"):
         position_kl(torch.ones(2, 3), torch.ones(1, 3), torch.ones(1, 1))
@@ -299,8 +268,6 @@ def test_scales_bring_every_usable_norm_to_the_median():
         ([1e-8], [0.5]),  # a norm as small as the epsilon
     ):
         torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
-    with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
-        equalizer_scales(torch.ones(2, 3))
 
 
 def test_velocity_gradients_are_those_of_each_pair_alone_and_leave_the_graph_whole():

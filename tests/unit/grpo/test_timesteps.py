@@ -72,13 +72,10 @@ def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_step
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
-def test_a_fraction_or_window_out_of_range_a_schedule_without_noise_and_too_many_updates_are_refused():
+def test_a_window_out_of_range_a_schedule_without_noise_and_too_many_updates_are_refused():
     for size in (0, 6):
         with pytest.raises(ValueError, match=rf"sde_window_size must lie within \[1, 5\].*got {size}"):
             windows("sliding", size=size)
-    for fraction in (0.0, -0.5, 1.01):
-        with pytest.raises(ValueError, match=f"timestep_fraction .* got {fraction}"):
-            select_timesteps(CPS_MASK, fraction, 1, permute=True, generator=seeded())
     with pytest.raises(ValueError, match="none of the 4 denoising steps is stochastic.*eta > 0"):
         select_timesteps(torch.zeros(4, dtype=torch.bool), 1.0, 1, permute=True, generator=seeded())
     with pytest.raises(ValueError, match=r"within \[1, 6\].*2 samples x 3 steps.*got 7"):
