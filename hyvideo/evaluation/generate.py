@@ -115,6 +115,8 @@ def _written(request: Request) -> str:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """Check what a command line names, but read no weights; a ValueError says what is wrong."""
+    if arguments.offload and not torch.cuda.is_available():
+        raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = Path(arguments.model_path)
     check_trained(arguments)
     arguments.seed = list(dict.fromkeys(arguments.seed))

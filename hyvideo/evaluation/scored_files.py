@@ -18,10 +18,7 @@ from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_a
 
 @dataclass(frozen=True)
 class NamedReward:
-    """A registered reward and its source, which decides whether an earlier score still counts.
-
-    That is its options or the folder of its weights, what they are, and how they are used.
-    """
+    """A registered reward and its source (options, weights, use), which decides whether an old score still counts."""
 
     name: str
     source: Mapping[str, Any]
