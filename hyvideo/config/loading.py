@@ -100,6 +100,8 @@ def _entries(path: str | Path) -> Iterator[tuple[str, str, object]]:
         raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
+    if any(isinstance(leaf, int) and leaf.bit_length() > 10_000 for leaf in _leaves(content)):
+        raise ValueError(f"config file '{path}' holds a number of thousands of digits, which nothing here expects")
     for key, value in content.items():
         if key not in GROUPS:
             yield f"{path}: {key}", _known(key, path, (*SETTINGS, *GROUPS)), value
