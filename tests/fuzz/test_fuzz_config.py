@@ -141,7 +141,7 @@ CONFIG = load_config([])
 
 @st.composite
 def fitting(draw: st.DrawFn) -> tuple[int, ...]:
-    """Sizes that divide one another, in the order of `refusal`: groups inside of a rank, or over several."""
+    """Sizes that divide one another, in the order of a layout: groups inside of a rank, or over several."""
     sp_size, dp_replicate, num_generations = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(2, 8))
     ranks_per_group = draw(st.sampled_from([n for n in range(1, num_generations + 1) if num_generations % n == 0]))
     groups_per_rank = draw(st.integers(1, 3)) if ranks_per_group == 1 else 1
@@ -152,25 +152,19 @@ def fitting(draw: st.DrawFn) -> tuple[int, ...]:
 LAYOUTS = st.one_of(fitting(), st.tuples(WORLDS, SIZES, st.integers(0, 4), SIZES, SIZES))
 
 
-def refusal(world_size: int, sp_size: int, dp_replicate: int, batch_size: int, num_generations: int) -> str:
-    """Why a configuration with these sizes cannot run; empty if it can."""
-    parallel, grpo = CONFIG.parallel, CONFIG.grpo
-    parallel.enable_fsdp, parallel.sp_size, parallel.dp_replicate = True, sp_size, dp_replicate
-    grpo.batch_size, grpo.num_generations, grpo.updates_per_rollout = batch_size, num_generations, 1
-    try:
-        check_config(CONFIG, world_size, files=False)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 @fuzz()
 @given(LAYOUTS, st.integers(1, 40), st.integers(1, 3), st.integers(1, 3))
 def test_accepted_layouts_deal_every_video_once_and_others_name_their_numbers(
     sizes, num_prompts, num_rollouts, num_rounds
 ):
     world_size, sp_size, dp_replicate, batch_size, num_generations = sizes
-    message = refusal(*sizes)
+    parallel, grpo, message = CONFIG.parallel, CONFIG.grpo, ""
+    parallel.enable_fsdp, parallel.sp_size, parallel.dp_replicate = True, sp_size, dp_replicate
+    grpo.batch_size, grpo.num_generations, grpo.updates_per_rollout = batch_size, num_generations, 1
+    try:
+        check_config(CONFIG, world_size, files=False)
+    except ValueError as error:
+        message = str(error)
     tiles = min(sp_size, dp_replicate, batch_size) >= 1 and num_generations >= 2
     tiles = tiles and world_size % (sp_size * dp_replicate) == 0
     tiles = tiles and (batch_size % num_generations == 0 or num_generations % batch_size == 0)

@@ -342,16 +342,12 @@ def test_any_texts_written_as_csv_come_back(tmp_path: Path, texts: list[str]):
     assert [prompt.text for prompt in read_prompts([tmp_path / "prompts.csv"])] == texts
 
 
-def image_file(kind: str, mode: str) -> bytes:
-    """A small image as a file of one kind, with what such files carry beside the pixels."""
-    stream = io.BytesIO()
-    exif = Image.Exif()
+FILES = []  # small images, with what such files carry beside the pixels
+for kind, mode in (("PNG", "P"), ("PNG", "RGBA"), ("JPEG", "RGB"), ("WEBP", "RGBA")):
+    stream, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.linear_gradient("L").resize((9, 7)).convert(mode).save(stream, kind, exif=exif, icc_profile=b"x" * 200)
-    return stream.getvalue()
-
-
-FILES = [image_file(kind, mode) for kind, mode in (("PNG", "P"), ("PNG", "RGBA"), ("JPEG", "RGB"), ("WEBP", "RGBA"))]
+    FILES.append(stream.getvalue())
 
 
 @fuzz(2)

@@ -23,18 +23,15 @@ VERSIONS = {
 }
 """Versions in the tiny checkpoint, with what their transformers differ in."""
 
+_EMBEDDERS = {"context_embedder.time_text_embed.timestep_embedder": "txt_in.t_embedder"}
+_EMBEDDERS |= {"time_embed.timestep_embedder_r": "time_r_in", "time_embed.timestep_embedder": "time_in"}
 _TRANSFORMER_NAMES = (
     ("context_embedder.token_refiner.refiner_blocks.", "txt_in.individual_token_refiner.blocks."),
-    ("context_embedder.time_text_embed.timestep_embedder.linear_1", "txt_in.t_embedder.mlp.0"),
-    ("context_embedder.time_text_embed.timestep_embedder.linear_2", "txt_in.t_embedder.mlp.2"),
+    *((f"{ours}.linear_{n}", f"{theirs}.mlp.{2 * n - 2}") for ours, theirs in _EMBEDDERS.items() for n in (1, 2)),
     ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
     ("context_embedder.proj_in", "txt_in.input_embedder"),
     ("context_embedder_2.norm", "byt5_in.layernorm"),
     ("context_embedder_2.linear_", "byt5_in.fc"),
-    ("time_embed.timestep_embedder_r.linear_1", "time_r_in.mlp.0"),
-    ("time_embed.timestep_embedder_r.linear_2", "time_r_in.mlp.2"),
-    ("time_embed.timestep_embedder.linear_1", "time_in.mlp.0"),
-    ("time_embed.timestep_embedder.linear_2", "time_in.mlp.2"),
     ("x_embedder", "img_in"),
     ("cond_type_embed.", "cond_type_embedding."),
     ("image_embedder.norm_in", "vision_in.proj.0"),
@@ -44,21 +41,15 @@ _TRANSFORMER_NAMES = (
     ("transformer_blocks.", "double_blocks."),
     ("norm1.linear", "img_mod.linear"),
     ("norm1_context.linear", "txt_mod.linear"),
-    ("attn.norm_added_q", "txt_attn_q_norm"),
-    ("attn.norm_added_k", "txt_attn_k_norm"),
-    ("attn.norm_q", "img_attn_q_norm"),
-    ("attn.norm_k", "img_attn_k_norm"),
-    ("attn.add_q_proj", "txt_attn_q"),
-    ("attn.add_k_proj", "txt_attn_k"),
-    ("attn.add_v_proj", "txt_attn_v"),
+    *((f"attn.norm_added_{part}", f"txt_attn_{part}_norm") for part in "qk"),
+    *((f"attn.norm_{part}", f"img_attn_{part}_norm") for part in "qk"),
+    *((f"attn.add_{part}_proj", f"txt_attn_{part}") for part in "qkv"),
     ("attn.to_add_out", "txt_attn_proj"),
     ("ff_context.net.0.proj", "txt_mlp.fc1"),
     ("ff_context.net.2", "txt_mlp.fc2"),
 )
 _BLOCK_NAMES = (
-    ("attn.to_q", "img_attn_q"),
-    ("attn.to_k", "img_attn_k"),
-    ("attn.to_v", "img_attn_v"),
+    *((f"attn.to_{part}", f"img_attn_{part}") for part in "qkv"),
     ("attn.to_out.0", "img_attn_proj"),
     ("ff.net.0.proj", "img_mlp.fc1"),
     ("ff.net.2", "img_mlp.fc2"),
@@ -70,15 +61,12 @@ _REFINER_NAMES = (
     ("norm_out.linear", "adaLN_modulation.1"),
 )
 _VAE_NAMES = (
-    ("mid_block.resnets.0", "mid.block_1"),
-    ("mid_block.resnets.1", "mid.block_2"),
+    *((f"mid_block.resnets.{n}", f"mid.block_{n + 1}") for n in (0, 1)),
     ("mid_block.attentions.0", "mid.attn_1"),
     ("attn_1.to_", "attn_1."),
-    ("down_blocks", "down"),
-    ("up_blocks", "up"),
+    *((f"{way}_blocks", way) for way in ("down", "up")),
     ("resnets", "block"),
-    ("downsamplers.0", "downsample"),
-    ("upsamplers.0", "upsample"),
+    *((f"{way}samplers.0", f"{way}sample") for way in ("down", "up")),
     ("conv_shortcut", "nin_shortcut"),
 )
 
@@ -103,10 +91,6 @@ def original_transformer_tensors(state: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def original_vae_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_renamed(name, _VAE_NAMES): tensor.contiguous() for name, tensor in state.items()}
-
-
 def original_transformer(version: str) -> torch.nn.Module:
     """Return the diffusers transformer whose weights version `version` of the tiny checkpoint holds."""
     seed = list(VERSIONS).index(version)
@@ -121,7 +105,12 @@ def save_original_model(root: Path) -> Path:
         tensors = original_transformer_tensors(transformer.state_dict())
         save_shards(folder, tensors, 1 if version == "480p_t2v" else 3)
     vae = tiny_model.build_vae()
-    save_shards(_folder(root / "vae", _vae_config(vae.config)), original_vae_tensors(vae.state_dict()), 1)
+    names = ("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block")
+    names += ("downsample_match_channel", "upsample_match_channel", "scaling_factor")
+    ratios = {f"ffactor_{kind}": vae.config[f"{kind}_compression_ratio"] for kind in ("spatial", "temporal")}
+    config = {name: vae.config[name] for name in names} | ratios | {"shift_factor": None}
+    tensors = {_renamed(name, _VAE_NAMES): tensor.contiguous() for name, tensor in vae.state_dict().items()}
+    save_shards(_folder(root / "vae", config), tensors, 1)
     _folder(root / "scheduler", {"shift": 5.0}, "scheduler_config.json")
     _save_text_encoders(root / "text_encoder")
     tiny_model.build_vision_encoder().save_pretrained(root / "vision_encoder" / "siglip" / "image_encoder")
@@ -182,16 +171,6 @@ def transformer_config_json(config: Mapping[str, Any]) -> dict[str, Any]:
     fixed |= {"rope_dim_list": list(config["rope_axes_dim"]), "rope_theta": 256}
     fixed |= {"hidden_size": config["num_attention_heads"] * config["attention_head_dim"]}
     return fixed | {theirs: config[ours] for theirs, ours in copied.items()}
-
-
-def _vae_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block")
-    flags = ("downsample_match_channel", "upsample_match_channel", "scaling_factor")
-    return {name: config[name] for name in names + flags} | {
-        "ffactor_spatial": config["spatial_compression_ratio"],
-        "ffactor_temporal": config["temporal_compression_ratio"],
-        "shift_factor": None,
-    }
 
 
 def _folder(folder: Path, content: Any, file: str = "config.json") -> Path:

@@ -265,6 +265,9 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
     save(policy, tmp_path, lora_config(2, 4, ["to_q", "to_k"]))
     with pytest.raises(ValueError, match=message):
         prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
+    for absurd in (10**400, -(2**64)):
+        with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
+            lora_config(4, absurd, ["to_q"])
 
 
 @pytest.mark.parametrize(
@@ -284,12 +287,6 @@ def test_an_adapter_that_is_named_in_another_way_is_told_what_is_expected(policy
         load_lora(policy, tmp_path)
     with pytest.raises(ValueError, match=f"'{tmp_path / ADAPTER_FILE}' is a file. Name the folder that holds it"):
         load_lora(policy, tmp_path / ADAPTER_FILE)
-
-
-@pytest.mark.parametrize("alpha", [10**400, -(2**64)], ids=["huge", "negative"])
-def test_an_absurd_alpha_is_refused(alpha):
-    with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
-        lora_config(4, alpha, ["to_q"])
 
 
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
