@@ -57,6 +57,11 @@ def signal_itself(number: signal.Signals) -> Call:
     return lambda call, *args, **settings: (os.kill(os.getpid(), number), call(*args, **settings))[1]
 
 
+def delay(call: Call, *args: Any) -> Any:
+    time.sleep(0.5)
+    return call(*args)
+
+
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 ONCE: dict[str, tuple[Any, str, Call]] = {
     "the loss is NaN": (grpo, "clipped_policy_loss", lose_the_loss),
@@ -80,15 +85,19 @@ def inject(name: str, after: int) -> None:
         time.time = lambda: true_time() + random.choice((-1e6, -100.0, 0.0, 1e6))
     elif name == "the disk is slow":
         true_sync = os.fsync
-        os.fsync = lambda file: (time.sleep(0.5), true_sync(file))[1]
+        os.fsync = lambda file: delay(true_sync, file)
     else:
         owner, attribute, spoiled = ONCE[name]
         call, calls = getattr(owner, attribute), itertools.count()
 
         def counted(*args: Any, **settings: Any) -> Any:
-            return spoiled(call, *args, **settings) if next(calls) == after else call(*args, **settings)
+            return (spoiled if next(calls) == after else _plain)(call, *args, **settings)
 
         setattr(owner, attribute, counted)
+
+
+def _plain(call: Call, *args: Any, **settings: Any) -> Any:
+    return call(*args, **settings)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,30 @@ def model_of(folder: Path, name: str | None = None) -> Model:
     return model
 
 
+def row_of(step: int, reward: float) -> dict[str, float]:
+    seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
+    return {
+        "reward/mean": reward,
+        "reward/std": 0.8,
+        **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")},
+        "reward/failed": 0.0,
+        "reward/groups_without_spread": 0.0,
+        "kl/position": 1e-4 * step,
+        "kl/velocity": 1e-5 * step,
+        "kl/coef": 1e-5,
+        "clip_fraction": 0.1,
+        "ratio/max_deviation": 0.0,
+        "replay/mean_error": 0.0,
+        "grad_norm": 0.02,
+        "loss/policy": 0.1,
+        "loss/total": 0.1,
+        "lr": 3e-5,
+        "round": float(step - 1),
+        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)},
+        **{f"time/{phase}": value for phase, value in seconds.items()},
+    }
+
+
 def write_run(
     folder: Path,
     *,
@@ -74,24 +98,21 @@ def write_run(
     prompts: Sequence[str] = PROMPTS,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Write a run folder as training leaves it, with `num_updates` rows whose reward grows by `slope` per update.
+    """Write a run folder as training leaves it.
 
-    `samples` has the mean reward of the validation after each of these updates; `settings` are more flags.
+    Args:
+        folder: the run folder.
+        num_updates: rows of `metrics.jsonl`.
+        slope: of the logged reward per update.
+        samples: mean reward of the validation after each of these updates; none by default.
+        prompts: of the validation and of the one kept round.
+        settings: more flags.
     """
     flags = ["--config", str(REPOSITORY / "configs" / "tiny.yaml"), "--run_name", folder.name]
     folder.mkdir(parents=True)
     save_config(load_config([*flags, "--max_steps", str(num_updates), *settings]), folder / "config.yaml")
     noise = np.random.default_rng(0).normal(0, 0.1, num_updates)
-    always = {"reward/std": 0.8, "kl/coef": 1e-5, "clip_fraction": 0.1, "grad_norm": 0.02, "loss/policy": 0.1}
-    always |= {"loss/total": 0.1, "lr": 3e-5, "ratio/max_deviation": 0.0, "replay/mean_error": 0.0}
-    always |= {"reward/failed": 0.0, "reward/groups_without_spread": 0.0}
-    always |= {f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)}
-    always |= {f"time/{phase}": seconds for phase, seconds in zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True)}
-    rows = []
-    for step, reward in enumerate((slope * np.arange(1, num_updates + 1) + noise).tolist(), start=1):
-        rewards = {"reward/mean": reward, **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")}}
-        kl = {"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step}
-        rows.append({"step": step, "round": float(step - 1), **rewards, **kl, **always})
+    rows = [{"step": n, **row_of(n, slope * n + one)} for n, one in enumerate(noise.tolist(), start=1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step, mean in (samples or {}).items():
         spread = np.random.default_rng(1).normal(0, 0.5, len(prompts))  # the prompts' own, the same every time
