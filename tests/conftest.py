@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
@@ -23,7 +24,7 @@ from hyvideo.training.run import Run  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
-from tests.support.tiny_model import save_tiny_model  # noqa: E402
+from tests.support.tiny_model import build_transformer, save_tiny_model  # noqa: E402
 from tests.support.training import arguments, training_of, write_prompts  # noqa: E402
 
 
@@ -37,6 +38,22 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def original_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny random model in the layout of HunyuanVideo-1.5's authors. Read only: damage a copy."""
     return save_original_model(tmp_path_factory.mktemp("original") / "ckpts")
+
+
+@pytest.fixture(scope="session")
+def root_of_four_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random model with four attention heads, for what runs on ranks. Read only.
+
+    No weight of its transformer starts at 0. Adam's first steps depend only on the signs of the gradients, so such a
+    weight would differ between setups where rounding turns a sign.
+    """
+    transformer = build_transformer(num_attention_heads=4)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return save_tiny_model(tmp_path_factory.mktemp("tiny4") / "model", transformer)
 
 
 @pytest.fixture

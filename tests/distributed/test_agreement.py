@@ -2,25 +2,32 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.grpo import ComparedRound
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
-from hyvideo.checkpoint.train_state import SaveError, latest_checkpoint
+from hyvideo.checkpoint.train_state import SaveError, _group_of_writers, latest_checkpoint
 from hyvideo.config.loading import load_config
 from hyvideo.data import images
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh, process_group
 from hyvideo.training.build import read_inputs
+from hyvideo.training.run import Run
+from tests.support.equal_runs import rows_of, tensors_of
 from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
 from tests.support.rewards import scoring_with
@@ -28,6 +35,7 @@ from tests.support.training import PROMPTS, arguments, training_of, write_prompt
 
 SMALL = {"num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "max_steps": 2, "enable_fsdp": True}
 Message = str | None
+TIMEOUT = 2
 
 
 def message_of(kind: type[Exception], action: Callable[[], object]) -> Message:
@@ -65,31 +73,31 @@ def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four
     assert first["settings"].startswith("rank 1: the configuration cannot run on 2 rank(s)")
     assert "world size 2 is not divisible by sp_size 3" in first["world size"]
     assert not first["world size"].startswith("rank")
+<<<<<<< HEAD
     assert "rank 1: " in first["file"]
     assert "cannot be read" in first["file"]
+=======
+    assert "rank 1: " in first["file"] and "there is no file" in first["file"]
+>>>>>>> w-ta
     assert "train_video_csv is" in first["path"]
     assert not (tmp_path / "run").exists()
 
 
-def differing_content(argv: list[str], csv: str) -> Message:
-    """Build a training whose prompt file is another on rank 1's machine."""
-    if build_mesh().rank == 1:
-        Path(f"{csv}.other").write_text("prompt\na green cross\n")
-        os.chdir(Path(csv).parent / "elsewhere")
-    else:
-        os.chdir(Path(csv).parent)
+def differing_content(argv: list[str], folders: list[Path]) -> Message:
+    """Build a training in a folder of each rank, as if its prompt file was another on rank 1's machine."""
+    os.chdir(folders[build_mesh().rank])
     return message_of(ValueError, lambda: training_of(argv))
 
 
 def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, root_of_four_heads: Path):
-    (tmp_path / "elsewhere").mkdir()
-    for folder, prompt in ((tmp_path, "a red circle"), (tmp_path / "elsewhere", "a green cross")):
+    folders = [tmp_path, tmp_path / "elsewhere"]
+    folders[1].mkdir()
+    for folder, prompt in zip(folders, ("a red circle", "a green cross"), strict=True):
         (folder / "prompts.csv").write_text(f"prompt\n{prompt}\n")
     argv = arguments(root_of_four_heads, Path("prompts.csv"), tmp_path / "run", **SMALL)
-    first, second = run_on_ranks(2, differing_content, argv, str(tmp_path / "prompts.csv"))
+    first, second = run_on_ranks(2, differing_content, argv, folders)
     assert first == second
-    assert "the content of prompts.csv is" in first
-    assert "eta" not in first
+    assert "the content of prompts.csv is" in first and "eta" not in first
 
 
 def read_first_frames(argv: list[str]) -> tuple[Message, list[str]]:
@@ -117,6 +125,18 @@ def fail(videos: torch.Tensor, prompts: list[str]) -> None:
     raise RuntimeError("the server is gone")
 
 
+def lose(training: Run, update: int) -> None:
+    """Make one update's loss NaN on this rank."""
+    compare, updates = training.algorithm.compare, itertools.count(1)
+
+    def compare_or_lose(trajectory: Trajectory) -> ComparedRound:
+        compared = compare(trajectory)
+        lost = torch.full_like(compared.advantages, float("nan" if next(updates) == update else 0.0))
+        return dataclasses.replace(compared, advantages=compared.advantages + lost)
+
+    training.algorithm.compare = compare_or_lose
+
+
 def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
     """Runs in which something happens on rank 1 alone; return what each ended with on this rank."""
     second = build_mesh().rank == 1
@@ -129,13 +149,11 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
     training.train()
     ended["stop"] = training.state.step
 
-    training = training_of(argvs["not finite"])
-    if second:
-        compare = training.algorithm.compare
-        training.algorithm.compare = lambda trajectory: dataclasses.replace(
-            compared := compare(trajectory), advantages=torch.full_like(compared.advantages, float("nan"))
-        )
-    ended["not finite"] = message_of(NonFiniteUpdateError, training.train)
+    for name, update in (("not finite", 1), ("skipped", 2)):
+        training = training_of(argvs[name])
+        if second:
+            lose(training, update)
+        ended[name] = message_of(NonFiniteUpdateError, training.train)
 
     training = training_of(argvs["reward"])
     if second:
@@ -150,22 +168,55 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(tmp_path, root_of_four_heads, prompts_csv):
-    def argv(name: str, **settings: Any) -> list[str]:
-        return arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, **settings})
-
-    names = ("stop", "not finite", "reward", "full disk")
-    argvs = {name: argv(name, max_steps=100 if name == "stop" else 1) for name in names}
+    argvs = {
+        name: arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, "max_steps": steps})
+        for name, steps in {"stop": 100, "not finite": 1, "reward": 1, "full disk": 1, "skipped": 3}.items()
+    }
+    argvs["skipped"] += ["--max_skipped_updates", "3"]
     first, second = run_on_ranks(2, failures, argvs)
     assert first == second
     assert first["stop"] == 1
     assert latest_checkpoint(tmp_path / "stop" / "checkpoints").name == "step_1"
-    assert "Update 1" in first["not finite"]
-    assert "not finite" in first["not finite"]
+    assert "Update 1" in first["not finite"] and "not finite" in first["not finite"]
+    assert first["skipped"] is None
+    assert [row["update/skipped"] for row in rows_of(tmp_path / "skipped")] == [0, 1, 0]
+    assert "Update 2 skipped, 1 in a row" in (tmp_path / "skipped" / "console.log").read_text()
+    tensors = tensors_of(latest_checkpoint(tmp_path / "skipped" / "checkpoints"))
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert first["reward"].startswith("rank 1: the reward failed: RuntimeError: the server is gone")
     checkpoints = tmp_path / "full disk" / "checkpoints"
     assert first["full disk"].startswith(f"Cannot save '{checkpoints / 'step_1'}'")
     assert "Make space or choose another output_dir" in first["full disk"]
     assert list(checkpoints.glob("*")) == []
+
+
+def seconds_until_given_up() -> dict[str, float]:
+    """Sum over this rank's group of each axis, to which the last rank does not come; return how long that took.
+
+    Every group gives up after `collective_timeout`, not only that of all ranks.
+    """
+    sp = build_mesh(sp_size=2, collective_timeout=TIMEOUT)
+    replicate = build_mesh(dp_replicate=2, collective_timeout=TIMEOUT)
+    groups = {"sp": sp.sp_group, "replicate": replicate.weights["replicate"].get_group()}
+    groups["writers"] = _group_of_writers(TIMEOUT)
+    last, waited = sp.world_size - 1, {}
+    for axis, group in groups.items():
+        dist.barrier()
+        started = time.monotonic()
+        try:
+            if sp.rank != last:
+                dist.all_reduce(torch.ones(1), group=group)
+                assert last not in dist.get_process_group_ranks(group)
+        except RuntimeError:
+            waited[axis] = time.monotonic() - started
+    dist.barrier()
+    return waited
+
+
+def test_a_rank_that_misses_a_collective_is_waited_for_as_long_as_is_configured():
+    ranks = run_on_ranks(4, seconds_until_given_up)
+    assert [sorted(waited) for waited in ranks] == [["writers"], ["replicate", "writers"], ["sp", "writers"], []]
+    assert all(TIMEOUT / 2 < seconds < 3 * TIMEOUT for waited in ranks for seconds in waited.values())
 
 
 def join(environment: dict[str, str], timeout_seconds: int) -> Message:
@@ -192,8 +243,7 @@ def test_a_port_in_use_is_named():
         listener.listen()
         port = listener.getsockname()[1]
         (message,) = run_on_ranks(1, join, rank_environment(0, 2, port), 2)
-    assert f"127.0.0.1:{port}" in message
-    assert "MASTER_PORT chooses it" in message
+    assert f"127.0.0.1:{port}" in message and "MASTER_PORT chooses it" in message
 
 
 @pytest.mark.parametrize(

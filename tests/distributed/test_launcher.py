@@ -16,13 +16,13 @@ from tests.support.training import REPOSITORY, arguments
 @pytest.mark.parametrize(
     ("number", "send", "status"), [(signal.SIGINT, os.killpg, 0), (signal.SIGTERM, os.kill, 75)], ids=["Ctrl-C", "TERM"]
 )
-def test_a_signal_saves_and_stops_all_ranks(tmp_path, root_of_four_heads, prompts_csv, number, send, status):
+def test_a_signal_saves_and_stops_all_ranks(tmp_path, tiny_root, prompts_csv, number, send, status):
     run = tmp_path / "run"
     parallel = {"config": None, "max_steps": 10_000, "batch_size": 1, "enable_fsdp": True, "sp_size": 1}
     settings = {"CONFIG": "configs/tiny.yaml", "OUTPUT_DIR": str(run), "NPROC_PER_NODE": "2", "PYTHON": sys.executable}
     with (tmp_path / "output").open("w") as output:
         launcher = subprocess.Popen(
-            [REPOSITORY / "run_post_train.sh", *arguments(root_of_four_heads, prompts_csv, run, **parallel)],
+            [REPOSITORY / "run_post_train.sh", *arguments(tiny_root, prompts_csv, run, **parallel)],
             env=os.environ | settings | {"OMP_NUM_THREADS": "1", "STOP_GRACE": "600"},
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 """Training over ranks equals training in one process: rollouts, log-probabilities, losses, gradients and weights."""
 
-import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -36,44 +35,28 @@ FLOORS = {"kl": 1e-3}
 NUM_VIDEOS = 4
 RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
+TWO_UPDATES = {"updates_per_rollout": 2, "grpo_sampling_steps": 4, "max_steps": 4}
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": ALGORITHMS["grpo"],
     "full": {},
     "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
-    "lora": {
-        "use_lora": True,
-        "lora_r": 2,
-        "lora_alpha": 4,
-        "pretrained_lora_path": True,
-    },
+    "lora": {"use_lora": True, "lora_r": 2, "lora_alpha": 4, "pretrained_lora_path": True},
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
     "muon, adapter": {"use_muon": True, "use_lora": True},
     "two updates in windows": {
-        "sde_window": "per_group",
-        "sde_window_size": 2,
-        "updates_per_rollout": 2,
-        "grpo_sampling_steps": 4,
-        "max_steps": 4,
-        "update_ref_model_step": 4,
-        "learning_rate": 1e-3,
-        "kl_weight": 1.0,
-        "max_grad_norm": 10.0,
+        **TWO_UPDATES,
+        **{"sde_window": "per_group", "sde_window_size": 2, "update_ref_model_step": 4},
+        **{"learning_rate": 1e-3, "kl_weight": 1.0, "max_grad_norm": 10.0},
     },
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
-    "nft, two updates": {
-        **ALGORITHMS["nft"],
-        "timestep_fraction": 0.5,
-        "updates_per_rollout": 2,
-        "grpo_sampling_steps": 4,
-        "max_steps": 4,
-        "max_grad_norm": 100.0,
-    },
+    "nft, two updates": {**ALGORITHMS["nft"], **TWO_UPDATES, "timestep_fraction": 0.5, "max_grad_norm": 100.0},
 }
 
 FSDP = {"enable_fsdp": True}
 SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
-AS_THE_RECIPES = {"activation_checkpointing": "elementwise"}
+ACCUMULATED = {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2}
+COPIES_OF_PAIRS = {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2}
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
@@ -83,22 +66,13 @@ TWO_RANKS: Cases = {
         "guidance",
         {**SP_2, "activation_checkpointing": "full", "reshard_after_forward": False, "save_interval": 2},
     ),
-    "dp, groups over ranks, accumulated": (
-        "two updates in windows",
-        {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
-    ),
-    "dp, nft, groups over ranks, accumulated": (
-        "nft, two updates",
-        {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2, "cpu_offload": True},
-    ),
+    "dp, groups over ranks, accumulated": ("two updates in windows", ACCUMULATED),
+    "dp, nft, groups over ranks, accumulated": ("nft, two updates", {**ACCUMULATED, "cpu_offload": True}),
 }
 FOUR_RANKS: Cases = {
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
     "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
-    "nft, copies x two rows of guidance": (
-        "nft, guidance, adapter",
-        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2},
-    ),
+    "nft, copies x two rows of guidance": ("nft, guidance, adapter", COPIES_OF_PAIRS),
 }
 MORE_ON_TWO: Cases = {
     "dp, weights whole": ("full", {"batch_size": 2}),
@@ -114,7 +88,7 @@ MORE_ON_FOUR: Cases = {
     "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
     "copies x sp, no product recomputed": (
         "guidance",
-        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **AS_THE_RECIPES},
+        {**COPIES_OF_PAIRS, "activation_checkpointing": "elementwise"},  # as the recipes
     ),
     "copies, muon": ("muon", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
 }
@@ -145,9 +119,8 @@ class Recording:
         updates, log = training.algorithm.updates, training.journal.log
 
         def keep_round(trajectory: Trajectory) -> Iterator[dict[str, float]]:
-            weight = training.policy.transformer.transformer_blocks[0].attn.to_q.weight
-            self.in_shards.append(isinstance(weight, DTensor))
-            rollout = trajectory.rollout
+            rollout, block = trajectory.rollout, training.policy.transformer.transformer_blocks[0]
+            self.in_shards.append(isinstance(block.attn.to_q.weight, DTensor))
             self.decoded.append(sum(decoded))
             decoded.clear()
             alone = [pipeline.decode(part) for part in rollout.latents[:, -1].split(training.policy.videos_at_once)]
@@ -161,7 +134,6 @@ class Recording:
             log(step, row, round_ends=round_ends)
 
         training.algorithm.updates, training.journal.log = keep_round, keep_row
-        self._names = {parameter: name for name, parameter in self._parameters().items()}
         training.train()
         self.weights = {name: whole(p.detach()).clone() for name, p in self._parameters().items()}
 
@@ -170,15 +142,13 @@ class Recording:
 
     def _keep_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer is self._training.algorithm.optimization.optimizers[0]:
-            gradients = {name: whole(p.grad).clone() for name, p in self._parameters().items()}
-            self.gradients.append(gradients)
+            self.gradients.append({name: whole(p.grad).clone() for name, p in self._parameters().items()})
 
 
 def record_alone(argv: list[str], path: str) -> None:
     """Run in one process and keep what it computed in a file."""
-    recording = Recording(training_of(argv))
-    content = {name: getattr(recording, name) for name in ("rows", "trajectories", "gradients", "weights")}
-    torch.save(content, path)
+    recording = vars(Recording(training_of(argv)))
+    torch.save({name: recording[name] for name in ("rows", "trajectories", "gradients", "weights")}, path)
 
 
 def relative(received: Tensor, expected: Tensor) -> float:
@@ -231,7 +201,7 @@ def compare_all(cases: dict[str, tuple[list[str], str]]) -> dict[str, dict[str, 
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
-    """Command line of a run of a method, in a folder of its own that ends with the module."""
+    """Command line of a run of a method, in a folder of its own."""
     folder, number = tmp_path_factory.mktemp("runs"), count()
     transformer = load_transformer(root_of_four_heads)
     prepare_policy(transformer, gradient_checkpointing=False, lora=ADAPTER)
@@ -244,8 +214,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
             chosen["pretrained_lora_path"] = folder / "adapter"
         return arguments(root_of_four_heads, prompts_csv, folder / f"{next(number)}", **chosen)
 
-    yield argv
-    shutil.rmtree(folder)
+    return argv
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +225,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, run_of):
     def path_of(method: str) -> str:
         path = folder / f"{method}.pt"
         if not path.exists():
-            argv = run_of(method, batch_size=NUM_VIDEOS)
-            run_on_ranks(1, record_alone, argv, str(path))
+            run_on_ranks(1, record_alone, run_of(method, batch_size=NUM_VIDEOS), str(path))
         return str(path)
 
     return path_of

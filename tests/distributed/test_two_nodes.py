@@ -145,12 +145,12 @@ def logs_of(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def launch(cluster: dict[str, str], tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
+def launch(cluster: dict[str, str], tmp_path: Path, tiny_root: Path, prompts_csv: Path):
     """Start a run by its folder's name."""
 
     def start(name: str, environment: dict[str, str] | None = None, **settings: object) -> Launch:
         """Start it, with more of an environment."""
-        return Launch(cluster | (environment or {}), tmp_path / name, root_of_four_heads, prompts_csv, **settings)
+        return Launch(cluster | (environment or {}), tmp_path / name, tiny_root, prompts_csv, **settings)
 
     return start
 

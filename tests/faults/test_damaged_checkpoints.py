@@ -1,7 +1,6 @@
 """Whatever happens to the bytes of a checkpoint: it loads as it was saved, or says that it cannot."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,26 +27,19 @@ def checkpoint(tmp_path: Path) -> Path:
     return begin_save(tmp_path / "checkpoints", 2, tensors(2), FACTS).finish()
 
 
-def flip_bit(content: bytes, chance: random.Random) -> bytes:
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Flip a bit, cut the end off, write a page of zeros, or append something."""
     place = chance.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
-
-
-def truncate(content: bytes, chance: random.Random) -> bytes:
-    return content[: chance.randrange(len(content))]
-
-
-def zero_page(content: bytes, chance: random.Random) -> bytes:
-    place = chance.randrange(len(content))
-    end = min(place + 512, len(content))
-    return content[:place] + bytes(end - place) + content[end:]
-
-
-def append(content: bytes, chance: random.Random) -> bytes:
-    return content + chance.randbytes(chance.randrange(1, 64))
-
-
-DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (flip_bit, truncate, zero_page, append)
+    before, after = content[:place], content[place + 1 :]
+    zeros = bytes(min(512, len(content) - place))
+    return chance.choice(
+        (
+            before + bytes([content[place] ^ 1 << chance.randrange(8)]) + after,
+            before,
+            before + zeros + content[place + 512 :],
+            content + chance.randbytes(chance.randrange(1, 64)),
+        )
+    )
 
 
 def load(checkpoint: Path) -> None:
@@ -73,17 +65,16 @@ def inject(checkpoint: Path, count: int) -> int:
     chance, found = random.Random(0), 0
     files = [*sorted(path for path in checkpoint.iterdir() if path.is_file()), checkpoint.parent / "latest"]
     for number in range(count):
-        path, damage = files[number % len(files)], chance.choice(DAMAGE)
+        path = files[number % len(files)]
         content = path.read_bytes()
-        damaged = damage(content, chance)
-        path.write_bytes(damaged)
+        path.write_bytes(changed := damaged(content, chance))
         try:
             load(checkpoint)
         except ValueError as error:
             found += 1
             assert str(checkpoint.parent) in str(error)
         else:
-            assert damaged == content or path.name in (MANIFEST, "latest"), f"{damage.__name__} of {path.name} passed"
+            assert changed == content or path.name in (MANIFEST, "latest"), f"damage {number}, of {path.name}, passed"
         path.write_bytes(content)
     load(checkpoint)
     return found

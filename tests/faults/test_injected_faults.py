@@ -232,10 +232,10 @@ FEW = ("the disk is full", "a file cannot be read back", "the encoder raises")
     "names", [pytest.param(FEW, id="few"), pytest.param(sorted(FAULTS) * 5, id="many", marks=pytest.mark.slow)]
 )
 def test_a_run_under_faults_ends_as_the_undisturbed_one(
-    command_line, small_disk, tiny_root, prompts_csv, tmp_path, names
+    command_line, small_disk, root_of_four_heads, prompts_csv, tmp_path, names
 ):
     settings = {"max_steps": 10_000}
-    run = Run(command_line, small_disk / "run", tiny_root, prompts_csv, settings)
+    run = Run(command_line, small_disk / "run", root_of_four_heads, prompts_csv, settings)
     run.start()
     run.go_on_for(3)
     run.signal_all(signal.SIGTERM)
@@ -251,16 +251,16 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
         assert_nothing_lost(run, logged)
 
     last = run.num_rows() + 2
-    whole = Run(command_line, tmp_path / "whole", tiny_root, prompts_csv, settings)
+    whole = Run(command_line, tmp_path / "whole", root_of_four_heads, prompts_csv, settings)
     for one in (run, whole):
         one.start(max_steps=last)
         assert [rank.status for rank in one.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)
 
 
-def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, tiny_root, prompts_csv, tmp_path):
+def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, root_of_four_heads, prompts_csv, tmp_path):
     settings = {"max_steps": 3, "max_skipped_updates": 3}
-    run = Run(command_line, tmp_path / "run", tiny_root, prompts_csv, settings)
+    run = Run(command_line, tmp_path / "run", root_of_four_heads, prompts_csv, settings)
     run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
     finished = run.wait()
     assert [rank.status for rank in finished] == [0, 0], finished

@@ -50,9 +50,11 @@ def usage_of(command: Command, folder: Path) -> Usage:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc (Linux)")
 @pytest.mark.parametrize("num_updates", [40, pytest.param(2000, marks=pytest.mark.slow)])
-def test_nothing_grows_but_the_logs(command_line: CommandLine, tiny_root: Path, prompts_csv: Path, num_updates: int):
+def test_nothing_grows_but_the_logs(
+    command_line: CommandLine, root_of_four_heads: Path, prompts_csv: Path, num_updates: int
+):
     run = command_line.folder / "run"
-    argv = arguments(tiny_root, prompts_csv, run, **{**SETTINGS, "max_steps": num_updates + 20})
+    argv = arguments(root_of_four_heads, prompts_csv, run, **{**SETTINGS, "max_steps": num_updates + 20})
     command = command_line.start("post_train.py", argv)
     usages: list[Usage] = []
     while not usages or usages[-1].step < num_updates:

@@ -17,11 +17,11 @@ REFUSALS = "another process is training in|another run has written to|already ho
 
 
 @pytest.fixture
-def start(command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
+def start(command_line: CommandLine, root_of_four_heads: Path, prompts_csv: Path):
     """Start a run of two updates in a folder of the working directory, with a fault or without."""
 
     def begin(folder: str, fault: str = "", **settings: object) -> Command:
-        argv = arguments(tiny_root, prompts_csv, command_line.folder / folder, **{"max_steps": 2, **settings})
+        argv = arguments(root_of_four_heads, prompts_csv, command_line.folder / folder, **{"max_steps": 2, **settings})
         script = "tests/support/faulty_post_train.py" if fault else "post_train.py"
         return command_line.start(script, argv, {"FAULT": fault, "FAULT_AFTER": "0"})
 

@@ -14,7 +14,7 @@ import hyvideo.training.failure
 import post_train
 from hyvideo.models.reward_models import clip, text_rendering, videoalign, vlm_checks
 from scripts.reports.page import _environment
-from tests.support import ranks, training
+from tests.support import ranks, tiny_model, training
 
 _environment().get_template("report.html")  # compiled once
 gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it

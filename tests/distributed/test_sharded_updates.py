@@ -1,12 +1,13 @@
-"""A float32 adapter in a bfloat16 network is sharded with it: gradients and updates are those of one process."""
+"""Sharded weights are updated as those of one process: a float32 adapter of a bfloat16 network, and Muon's matrices."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from benchmarks.network import build_inputs
-from hyvideo.algorithms.optimizer import build_optimizers
+from hyvideo.algorithms.optimizer import Muon, build_optimizers
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.adapter import without_diffusers_logs
@@ -28,7 +29,7 @@ class Float32LayerNorm(nn.LayerNorm):
 def update_adapter(num_ranks: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Take one backward pass and AdamW step of 1e-5; return gradient and change of every adapter weight."""
     with without_diffusers_logs():
-        policy = install_attention(build_transformer().to(torch.bfloat16))
+        policy = install_attention(build_transformer(num_attention_heads=4).to(torch.bfloat16))
     for module in policy.modules():
         if isinstance(module, nn.LayerNorm):
             module.__class__ = Float32LayerNorm
@@ -58,3 +59,32 @@ def test_ranks_update_a_float32_adapter_of_a_bfloat16_network_as_one_process_doe
         assert gradient.dtype == change.dtype == np.float32
         assert np.linalg.norm(gradient - expected) <= 0.02 * np.linalg.norm(expected), name
         assert (change != 0).all(), name
+
+
+def moves(num_ranks: int) -> list[list[list[float]]]:
+    """Take Muon's step of a whole gradient, one whose gradient is zero but in the first row, and one of zeros."""
+    start, *gradients = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0))  # two rows and one
+    gradients[1][1:] = 0
+    gradients[2].zero_()
+    mesh = init_device_mesh("cpu", (num_ranks,)) if num_ranks > 1 else None
+
+    def placed(tensor: Tensor) -> Tensor:
+        """Shard a tensor over the ranks, if there are several."""
+        return tensor.clone() if mesh is None else distribute_tensor(tensor, mesh, [Shard(0)])
+
+    parameter, moved = nn.Parameter(placed(start)), []
+    optimizer = Muon([parameter], lr=0.1, weight_decay=0.0)
+    for gradient in gradients:
+        before = whole(parameter.detach()).clone()
+        parameter.grad = placed(gradient)
+        optimizer.step()
+        moved.append((whole(parameter.detach()) - before).tolist())
+    return moved
+
+
+def test_a_matrix_moves_when_any_ranks_part_of_its_gradient_is_not_zero_and_rests_when_all_are():
+    expected = torch.tensor(moves(1))
+    assert (expected[1] != 0).all()  # rows without a gradient of their own have momentum
+    assert not expected[2].any()
+    for received in run_on_ranks(2, moves, 2):
+        torch.testing.assert_close(torch.tensor(received), expected, rtol=1e-5, atol=1e-6)
