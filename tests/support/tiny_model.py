@@ -6,18 +6,8 @@ from typing import Any
 
 import diffusers
 import torch
-<<<<<<< HEAD
 import transformers
-=======
-from diffusers import (
-    AutoencoderKLHunyuanVideo15,
-    ClassifierFreeGuidance,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanVideo15Pipeline,
-    HunyuanVideo15Transformer3DModel,
-)
 from diffusers.models.transformers import transformer_hunyuan_video15
->>>>>>> w-ta
 from torch import Tensor, nn
 
 from hyvideo.config.schema import Config
@@ -25,23 +15,12 @@ from hyvideo.models.adapter import lora_config
 from hyvideo.models.parallelize import trainable_parameters
 from scripts.tiny.components import build_tokenizer
 
-<<<<<<< HEAD
-LATENT_CHANNELS, TEXT_WIDTH, GLYPH_WIDTH, IMAGE_WIDTH = 4, 32, 16, 20
-=======
-LATENT_CHANNELS = 4
-TEXT_WIDTH = 32
-GLYPH_WIDTH = 16
-HEAD_WIDTH = 16
-IMAGE_WIDTH = 20
->>>>>>> w-ta
+LATENT_CHANNELS, TEXT_WIDTH, GLYPH_WIDTH, HEAD_WIDTH, IMAGE_WIDTH = 4, 32, 16, 16, 20
 SHIFT = 3.0
 ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
 """Settings of a small adapter, on the modules that the default chooses."""
 
 
-<<<<<<< HEAD
-def build_transformer(seed: int = 0, **changes: Any) -> diffusers.HunyuanVideo15Transformer3DModel:
-=======
 class GlyphProjection(transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjection):
     """The network for quoted texts; that of a tiny transformer of four heads is narrow.
 
@@ -57,36 +36,22 @@ class GlyphProjection(transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjecti
 transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjection = GlyphProjection
 
 
-def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transformer3DModel:
->>>>>>> w-ta
+def build_transformer(seed: int = 0, **changes: Any) -> diffusers.HunyuanVideo15Transformer3DModel:
     """Make a transformer of two blocks of width 32 in which every condition moves the output visibly.
 
     `changes` replace settings of its config. No two of its tensors are alike: norm weights are near 1, biases near 0.
     """
     torch.manual_seed(seed)
-<<<<<<< HEAD
     config = {"in_channels": 2 * LATENT_CHANNELS + 1, "out_channels": LATENT_CHANNELS, "num_layers": 2}
-    config |= {"num_attention_heads": 2, "attention_head_dim": 16, "num_refiner_layers": 1, "rope_axes_dim": (4, 6, 6)}
+    config |= {
+        "num_attention_heads": 2,
+        "attention_head_dim": HEAD_WIDTH,
+        "num_refiner_layers": 1,
+        "rope_axes_dim": (4, 6, 6),
+    }
     config |= {"text_embed_dim": TEXT_WIDTH, "text_embed_2_dim": GLYPH_WIDTH, "image_embed_dim": IMAGE_WIDTH}
     config |= {"target_size": 32, "task_type": "t2v"}
     transformer = diffusers.HunyuanVideo15Transformer3DModel(**config | changes)
-=======
-    config = {
-        "in_channels": 2 * LATENT_CHANNELS + 1,
-        "out_channels": LATENT_CHANNELS,
-        "num_attention_heads": 2,
-        "attention_head_dim": HEAD_WIDTH,
-        "num_layers": 2,
-        "num_refiner_layers": 1,
-        "text_embed_dim": TEXT_WIDTH,
-        "text_embed_2_dim": GLYPH_WIDTH,
-        "image_embed_dim": IMAGE_WIDTH,
-        "rope_axes_dim": (4, 6, 6),
-        "target_size": 32,
-        "task_type": "t2v",
-    }
-    transformer = HunyuanVideo15Transformer3DModel(**config | changes)
->>>>>>> w-ta
     with torch.no_grad():
         for parameter in transformer.parameters():
             if parameter.ndim > 1:
