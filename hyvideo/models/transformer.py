@@ -71,6 +71,8 @@ def forward(
     processor = self.transformer_blocks[0].attn.processor
     group, row_group, num_rows = processor.sp_group, processor.row_group, hidden_states.shape[0]
     if row_group is not None:
+        if num_rows % row_group.size():  # else rows would be left out
+            raise ValueError(f"{row_group.size()} ranks share the rows of a batch, so it cannot have {num_rows}")
         share = num_rows // row_group.size()
         own = slice(row_group.rank() * share, (row_group.rank() + 1) * share)
         hidden_states, timestep = hidden_states[own], timestep[own]

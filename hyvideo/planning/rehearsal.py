@@ -232,7 +232,8 @@ def _extrapolated(config: Config, networks: Networks, world_size: int, num_text:
 def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
     """Choose two numbers of steps that lie on a line with the configured one in all that is counted in passes.
 
-    Where there are none, that number itself.
+    Where there are none, that number itself. An update of one pass alone would add its gradients to none, which takes
+    less memory than any other.
     """
     asked, layout = config.rollout.grpo_sampling_steps, layout_of(config, world_size)
 
@@ -243,12 +244,14 @@ def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
         pairs, size = layout.num_own_videos * counted.update, config.grpo.mini_batch_size_per_update
         anchored = layout.num_own_videos * counted.anchor
         together = (math.ceil(pairs / updates / size), math.ceil(anchored / updates / size), pairs % updates)
-        return counted.rollout, counted.anchor, counted.update, *together
+        return *together, counted.rollout, counted.anchor, counted.update
 
     for few, more in sorted(combinations(range(1, min(asked, 9)), 2), key=max):
         with suppress(ValueError):  # too few steps for the window, or for a step with noise
-            counted = zip(passes(few), passes(more), passes(asked), strict=True)
-            if all(abs(a + (asked - few) / (more - few) * (b - a) - c) < 1e-6 for a, b, c in counted):
+            counted = list(zip(passes(few), passes(more), passes(asked), strict=True))
+            share = (asked - few) / (more - few)
+            alike = counted[0][0] > 1 or counted[0][2] == 1
+            if alike and all(abs(a + share * (b - a) - c) < 1e-6 for a, b, c in counted):
                 return few, more
     return (asked,)
 
