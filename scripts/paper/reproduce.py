@@ -22,6 +22,7 @@ and studies/ for raters. Put the votes they save into studies/<name>.votes/ and 
 import argparse
 import csv
 import io
+import json
 import os
 import shlex
 import sys
@@ -44,6 +45,7 @@ from scripts.paper.reproduced import publish
 from scripts.paper.runs import REPOSITORY, train
 
 PAPER: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "tables.yaml").read_text(encoding="utf-8"))
+METRICS = {"clip_score": "CLIPScore", "pick_score": "PickScore"}
 GPUS_OF = {"configs/sage_64gpu.yaml": 64, "configs/sage_8gpu.yaml": 8}
 """Ranks that a config is made for."""
 
@@ -60,6 +62,7 @@ class PaperRun:
         launch: the words that start a training.
         evaluation: what follows the model in the command line of scripts.evaluate.
         model_root: folder of the base model.
+        metrics: of CLIP and PickScore, those that it is measured by.
         keeps: whether its checkpoints stay.
     """
 
@@ -71,6 +74,7 @@ class PaperRun:
     evaluation: Sequence[str]
     model_root: str
     max_steps: int
+    metrics: Sequence[str]
     keeps: bool
 
     @property
@@ -85,8 +89,10 @@ class PaperRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was trained and measured."""
-        return (self.measured / "evaluation.json").is_file()
+        """Whether it was trained and measured, by all rewards that are there by now."""
+        found = self.measured / "evaluation.json"
+        means = json.loads(found.read_text(encoding="utf-8"))["means"] if found.is_file() else {}
+        return self.name in means and set(self.metrics) <= set(means[self.name])
 
     @property
     def is_trained(self) -> bool:
@@ -172,6 +178,7 @@ class Work:
         launch = shlex.split(self.arguments.launch)
         common = {"launch": launch, "evaluation": evaluation, "model_root": config.model.pretrained_model_root}
         common["keeps"] = self.arguments.scale == "full"
+        common["metrics"] = [METRICS[name] for text in self.rewards() if (name := text.partition("=")[0]) in METRICS]
         yield PaperRun("base", 0, out / "base", [], max_steps=0, **common)
         for seed in self.arguments.seeds:
             for row in self.rows:
@@ -251,6 +258,7 @@ def _run(work: Work) -> int:
         except ValueError as error:
             raise ValueError(f"{row}: {error}") from error
     prompts = _write_prompts(work)
+    _check_same(work)
     left_out = sorted({*(work.arguments.rewards or work.scale["rewards"])} - {*work.rewards()})
     for text in left_out:
         print(f"left out: {text}, whose weights are not there (checkpoints-download.md)", flush=True)
@@ -319,6 +327,26 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
     print(f"{disk / 1e9:,.0f} GB of checkpoints{end}")
 
 
+def _check_same(work: Work) -> None:
+    """Refuse to mix runs of other settings or prompts into one table; rows, seeds and launch may change."""
+    arguments, path = work.arguments, work.arguments.output_dir / "asked.json"
+    asked = {
+        "--config": [str(name) for name in arguments.config],
+        "flags": list(work.flags),
+        "--sampling": arguments.sampling,
+        "prompts": (arguments.output_dir / "prompts.csv").read_text(encoding="utf-8"),
+        "scripts/paper/tables.yaml": {name: work.scale[name] for name in work.scale if name != "rewards"},
+    }
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if changed := [name for name, value in asked.items() if before.get(name) != value]:
+            raise ValueError(
+                f"--output_dir: '{arguments.output_dir}' holds runs with other {', '.join(changed)}, which would stand "
+                "in one table with these. Choose another --output_dir, or give what it was begun with."
+            )
+    replace_synced(path, json.dumps(asked, indent=1).encode())
+
+
 def _write_prompts(work: Work) -> int:
     """Copy the held-out prompts that every row is measured on; return how many there are."""
     source = Path(_absolute(work.arguments.prompts_csv or work.scale["prompts"]))
@@ -328,7 +356,7 @@ def _write_prompts(work: Work) -> int:
     rows = rows[: None if work.arguments.prompts_csv else work.scale.get("num_prompts")]
     target = work.arguments.output_dir / "prompts.csv"
     text = io.StringIO()
-    csv.writer(text).writerows([header, *rows])
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
     replace_synced(target, text.getvalue().encode())
     return len(rows)
 

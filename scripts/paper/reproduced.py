@@ -15,7 +15,7 @@ from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
 from hyvideo.observability.metrics import read_rows
 from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
-from scripts.paper.study import FAILS, HOLDS, OPEN
+from scripts.paper.study import OPEN
 from scripts.paper.sweep import verdict
 from scripts.reports.gallery import read_models, write_study
 from scripts.reports.markdown import markdown_table
@@ -27,9 +27,10 @@ COLOURS = (BLUE, RED, GREEN, BLACK)
 
 
 class Measured(Protocol):
-    """A run as `reproduce` knows it."""
+    """A run as `scripts.paper.reproduce` knows it."""
 
     row: str
+    seed: int
     name: str
     folder: Path
     measured: Path
@@ -40,7 +41,7 @@ Scores = Mapping[str, Mapping[int, Mapping[str, np.ndarray]]]
 """Row -> seed -> metric -> [N] scores of its videos, of the same N prompts and noises for all."""
 
 
-def read_scores(runs: Sequence[Any], prompts: int) -> dict[str, dict[int, dict[str, np.ndarray]]]:
+def read_scores(runs: Sequence[Measured]) -> dict[str, dict[int, dict[str, np.ndarray]]]:
     """Read what `scripts.evaluate` noted of the finished runs."""
     found: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for run in (run for run in runs if run.is_finished):
@@ -48,7 +49,7 @@ def read_scores(runs: Sequence[Any], prompts: int) -> dict[str, dict[int, dict[s
         for line in (run.measured / run.name / "evaluation_scores.jsonl").read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             of_videos.setdefault(row["video"], {}).update(row["scores"])
-        videos = [of_videos[name] for name in sorted(of_videos)][:prompts]
+        videos = [of_videos[name] for name in sorted(of_videos)]
         metrics = {name: np.array([_number(video.get(name)) for video in videos]) for name in videos[0]}
         if {"VQ", "MQ", "TA"} <= set(metrics):
             metrics = {COLUMN: metrics["VQ"] + metrics["MQ"] + metrics["TA"], **metrics}
@@ -93,10 +94,9 @@ def agreement(gain: Interval | None, published: float) -> str:
     return OPEN if gain.low <= 0 <= gain.high else AGREES
 
 
-def publish(paper: Mapping[str, Any], out: Path, runs: Sequence[Any], *, scale: str) -> Path:
+def publish(paper: Mapping[str, Any], out: Path, runs: Sequence[Measured], *, scale: str) -> Path:
     """Write tables, results, studies and the page below `out`; return the page's path."""
-    prompts = sum(1 for _ in (out / "prompts.csv").open(encoding="utf-8")) if (out / "prompts.csv").exists() else 0
-    scores = read_scores(runs, prompts)
+    scores = read_scores(runs)
     metrics = [
         name for name in paper["columns"] if any(name in of for seeds in scores.values() for of in seeds.values())
     ]
@@ -174,7 +174,7 @@ def _claim(scores: Scores, claim: Mapping[str, Any], metrics: Sequence[str]) -> 
     return {"text": claim["text"], "first": claim["first"], "parts": parts}
 
 
-def _studies(paper: Mapping[str, Any], out: Path, runs: Sequence[Any]) -> list[dict[str, Any]]:
+def _studies(paper: Mapping[str, Any], out: Path, runs: Sequence[Measured]) -> list[dict[str, Any]]:
     """Write a blind study per baseline, once both are measured, and count the votes that lie beside it."""
     first = {}
     for run in runs:
@@ -251,7 +251,7 @@ def _said(number: float | None) -> str:
     return "-" if number is None else f"{number:+.3f}"
 
 
-def _figures(paper: Mapping[str, Any], runs: Sequence[Any]) -> list[dict[str, str]]:
+def _figures(paper: Mapping[str, Any], runs: Sequence[Measured]) -> list[dict[str, str]]:
     """Draw the mean reward of every round over the updates, a panel per method and a line per row."""
     of_rows: dict[str, list[dict[int, float]]] = {}
     for run in runs:
@@ -284,17 +284,3 @@ def _figures(paper: Mapping[str, Any], runs: Sequence[Any]) -> list[dict[str, st
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-__all__ = [
-    "AGREES",
-    "DIFFERS",
-    "FAILS",
-    "HOLDS",
-    "OPEN",
-    "agreement",
-    "difference",
-    "mean_of",
-    "publish",
-    "read_scores",
-]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.intervals import Interval
 from scripts.paper.reproduce import PAPER, main
 from scripts.paper.reproduced import agreement, difference, mean_of, publish, read_scores
@@ -33,12 +32,12 @@ def test_the_papers_table_adds_up_and_every_row_and_claim_is_there():
 
 def test_means_and_differences_are_paired_by_prompt_and_over_seeds(measured):
     runs = [measured("base", 0.0, seed=0), measured("sage-dual-b", 1.0), measured("cps-none-b", 0.2, spread=0.1)]
-    scores = read_scores(runs, 8)
+    scores = read_scores(runs)
     assert mean_of(scores, "sage-dual-b", "Overall").num == 7  # the failed one is left out
     gain = difference(scores, "sage-dual-b", "base", "VQ")
     assert (gain.low, gain.mean, gain.high) == pytest.approx((1.0, 1.0, 1.0))  # the shared noise cancels out
     assert difference(scores, "sage-dual-b", "flow-none-b", "VQ") is None
-    several = read_scores([*runs, measured("sage-dual-b", 1.4, seed=2), measured("cps-none-b", 0.2, seed=2)], 8)
+    several = read_scores([*runs, measured("sage-dual-b", 1.4, seed=2), measured("cps-none-b", 0.2, seed=2)])
     assert mean_of(several, "sage-dual-b", "VQ").num == 2
     assert difference(several, "sage-dual-b", "cps-none-b", "VQ").num == 2
 
@@ -178,7 +177,8 @@ def test_a_row_is_trained_measured_and_never_made_twice(tmp_path, capsys):
     assert len(made) == 4 and main(command) == 0
     assert "finished: " not in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in videos.rglob("*.mp4")} == made
-    replace_synced(out / "evaluation" / "base" / "evaluation.json", b"{}")
     (out / "evaluation" / "sage-dual-b-seed42" / "evaluation.json").unlink()
     assert main([*command, "--minutes", "0"]) == 0
     assert "1 of 2 runs are not finished: start the same command again" in capsys.readouterr().out
+    assert main([*command, "--learning_rate", "1e-3"]) == 2
+    assert "holds runs with other flags, which would stand in one table" in capsys.readouterr().err
