@@ -1,6 +1,6 @@
 """Repeat the paper: train every row of its Table 2 and of its figures, measure them alike, write tables and a page.
 
-  python -m scripts.paper.reproduce --scale tiny                 the bundled model, on a laptop: about an hour
+  python -m scripts.paper.reproduce --scale tiny                 the bundled model, on a laptop
   python -m scripts.paper.reproduce --scale full --plan          what it would take: runs, hours, GPU-hours, disk
   python -m scripts.paper.reproduce --scale full --dry_run       check all rows, and print every command
   python -m scripts.paper.reproduce --scale full --rows sage-dual dance-fixed --setting B --seeds 1 2 3
