@@ -74,8 +74,8 @@ def test_a_judge_that_cannot_be_built_or_has_too_few_videos_is_found(dry_run, tm
 def test_a_reward_server_is_asked_as_the_run_will(dry_run, tiny_root, prompts_csv, tmp_path, monkeypatch):
     """Its plan is that of another run of the tiny model, which is rehearsed already."""
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
-    rehearsed, plan = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run")), module._plan
-    monkeypatch.setattr(module, "_plan", lambda *config_and_ranks: plan(rehearsed, 1))
+    rehearsed, make_plan = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run")), module.make_plan
+    monkeypatch.setattr(module, "make_plan", lambda config, **others: make_plan(rehearsed, **others))
     with serving(create_app({"brightness": Brightness()}, video_fps=12)) as url:
         settings = {"reward_model": "brightness", "remote_reward_url": url, "reward_weights": '{"brightness": 1.0}'}
         assert "in order" in dry_run(video_fps=12, **settings)

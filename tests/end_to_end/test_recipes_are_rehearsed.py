@@ -19,7 +19,8 @@ RECIPES = [
     (8, (*BASE, "configs/method/nft.yaml")),
 ]
 LIKE_THEM = [
-    (64, ("configs/sage_64gpu.yaml",)),
+    (64, ("configs/sage_64gpu.yaml", "configs/accumulate_4.yaml", "configs/reward/a.yaml")),
+    (8, (*BASE, "configs/published.yaml", "configs/reward/b.yaml")),
     (1, ("configs/one_gpu_48gb.yaml",)),
     (8, (*BASE, "configs/method/sage.yaml", "configs/kl/step.yaml")),
     (8, (*BASE, "configs/method/dance.yaml", "configs/kl/fixed.yaml")),

@@ -73,7 +73,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training):
     algorithm, evaluated = training.algorithm, []
     move_policy(training)
     trajectory = collect_round(training)
-    steps = algorithm._choose_steps(trajectory)
+    steps = algorithm.choose_steps(trajectory, training.policy.stochastic_steps())
     recorder = GradientRecorder(training)
     counter = training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
     algorithm.anchor.policy_moved()
