@@ -93,8 +93,9 @@ def test_a_second_update_follows_the_gradient_of_the_formula(make_training, opti
     for name, weight in trainable_parameters(old.policy.transformer).items():
         weight.data.copy_(training.algorithm.anchor.state_dict()[name])
     trajectory = collect_round(training)
-    dealt = training.algorithm._choose_pairs(trajectory)[1]
-    pairs = [pair for part in dealt for pair in zip(*(index.tolist() for index in part), strict=True)]
+    algorithm, every = training.algorithm, torch.ones(training.config.rollout.grpo_sampling_steps, dtype=torch.bool)
+    dealt = algorithm.deal(algorithm.choose_steps(trajectory, every))[1]
+    pairs = list(zip(*(index.tolist() for index in dealt), strict=True))
     updates = training.algorithm.updates(trajectory)
     next(updates)
     parameters = training.algorithm.optimization.parameters.values()
@@ -139,10 +140,10 @@ def test_a_video_without_a_score_has_no_influence(make_training):
 
 def test_options_that_do_not_exist_or_cannot_be_are_refused():
     for option, message in (
-        ("betta=1", "'betta'.*nft has beta, adaptive_weighting, old_ramp, old_decay, kl_weight"),
-        ("beta=much", "algorithm_options: .*much"),
-        ("beta=0", "expected beta > 0"),
-        ("old_decay=1.5", "others in"),
+        ("betta=1", "betta: .*nft has beta, adaptive_weighting, old_ramp, old_decay, kl_weight"),
+        ("beta=much", "algorithm_options: beta: .*valid number.*received much"),
+        ("beta=0", "beta: .*greater than 0, received 0"),
+        ("old_decay=1.5", "old_decay: .*less than or equal to 1, received 1.5"),
     ):
         with pytest.raises(ValueError, match=message):
             NFT.evaluations(load_config(["--algorithm", "nft", "--algorithm_options", option]))

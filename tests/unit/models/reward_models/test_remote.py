@@ -66,7 +66,7 @@ VIDEOS, PROMPTS = grey_videos(10, 20, 30, 40), ["a", "b", "c", "d"]
         ("500", "status 500"),
         ("429", "status 429"),
         ("malformed", "an answer that is no ScoreResponse"),
-        ("fewer", "an answer without 2 scores for each of brightness, length"),
+        ("fewer", "without 2 scores of brightness, length"),
         ("hang", "no whole answer within 2 s"),
         ("stale", "an answer about other videos than were sent"),
     ],

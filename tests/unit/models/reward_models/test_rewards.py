@@ -84,7 +84,7 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "should be a finite number"),
         (
             RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}),
-            "required argument: 'checkpoint'.*it takes checkpoint, num_frames .reward_checkpoint_path",
+            "required argument: 'checkpoint'.*it takes checkpoint, num_frames, scale .reward_checkpoint_path",
         ),
         (RewardConfig(remote_reward_url="http://me:pw@host"), "server holds a user((?!pw@).)*$"),
         (several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}), "holds a user((?!pw@).)*$"),
