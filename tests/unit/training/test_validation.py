@@ -63,6 +63,6 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
 def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
     training = make_training(max_steps=3, save_interval=2, video_fps=12)
     training.train()
-    assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
+    assert sorted(path.name for path in training.folder.rollouts.glob("step_*")) == ["step_0", "step_2"]
     videos = (training.folder.rollouts / "step_0").glob("*.mp4")
     assert [video_length(path) for path in videos] == [(5, 12)] * 4
