@@ -173,10 +173,13 @@ class Work:
         out, prompts = self.arguments.output_dir, self.arguments.output_dir / "prompts.csv"
         sampling = {**self.scale["sampling"], **dict(word.split("=", 1) for word in self.arguments.sampling)}
         words = [word for name, value in sampling.items() for word in (f"--{name}", str(value))]
-        evaluation = ["--prompts_csv", str(prompts), "--model_root", config.model.pretrained_model_root, *words]
+        root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
+        evaluation = ["--prompts_csv", str(prompts), "--model_root", root, *words]
+        if (REPOSITORY / root / "transformer" / version).is_dir():
+            evaluation += ["--transformer_version", version]
         evaluation += ["--scale", "published", "--rewards", *self.rewards()]
         launch = shlex.split(self.arguments.launch)
-        common = {"launch": launch, "evaluation": evaluation, "model_root": config.model.pretrained_model_root}
+        common = {"launch": launch, "evaluation": evaluation, "model_root": root}
         common["keeps"] = self.arguments.scale == "full"
         common["metrics"] = [METRICS[name] for text in self.rewards() if (name := text.partition("=")[0]) in METRICS]
         yield PaperRun("base", 0, out / "base", [], max_steps=0, **common)
@@ -272,7 +275,8 @@ def _run(work: Work) -> int:
         print(f"{len(configs)} rows were loaded and checked for {work.world_size} GPU(s); nothing was started.")
     if arguments.plan or arguments.dry_run:
         return 0
-    failures = train(runs, jobs=arguments.jobs, minutes=arguments.minutes)
+    threads = 1 if arguments.scale == "tiny" else None
+    failures = train(runs, jobs=arguments.jobs, minutes=arguments.minutes, threads=threads)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     print(publish(PAPER, arguments.output_dir, runs, scale=arguments.scale), flush=True)
@@ -344,7 +348,8 @@ def _check_same(work: Work) -> None:
                 f"--output_dir: '{arguments.output_dir}' holds runs with other {', '.join(changed)}, which would stand "
                 "in one table with these. Choose another --output_dir, or give what it was begun with."
             )
-    replace_synced(path, json.dumps(asked, indent=1).encode())
+    if not (arguments.plan or arguments.dry_run):
+        replace_synced(path, json.dumps(asked, indent=1).encode())
 
 
 def _write_prompts(work: Work) -> int:

@@ -96,8 +96,9 @@ class Run:
 class _Training:
     """A run in a process of its own, which holds the run's lock while it lives."""
 
-    def __init__(self, run: Trained, lock: TextIOWrapper) -> None:
+    def __init__(self, run: Trained, lock: TextIOWrapper, threads: int | None) -> None:
         self.run, self._lock = run, lock
+        self._environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
         self._left = run.commands()
         self._start()
 
@@ -106,7 +107,7 @@ class _Training:
             self._left.pop(0),
             stdout=self._lock,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            env=self._environment,
             cwd=REPOSITORY,
             start_new_session=True,  # Ctrl-C reaches this program, which asks its trainings to stop once
         )
@@ -139,7 +140,7 @@ def log_of(run: Trained) -> Path:
     return run.folder.with_suffix(".log")
 
 
-def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None) -> list[str]:
+def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None, threads: int | None = 1) -> list[str]:
     """Train what is not finished, in the order given.
 
     Ctrl-C, SIGTERM and the end of `minutes` let every training finish its round, save and stop. A run that another
@@ -149,6 +150,7 @@ def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None) -
         runs: what is wanted; those that are finished are skipped.
         jobs: trainings at a time.
         minutes: how long to go on; None to the end.
+        threads: of each process on the CPU; None leaves it to the command.
 
     Returns:
         What went wrong, one line per failed run.
@@ -165,7 +167,7 @@ def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None) -
                 waiting.clear()
                 _ask_to_stop(active)
             while waiting and len(active) < jobs:
-                active += _start(waiting.pop(0))
+                active += _start(waiting.pop(0), threads)
             over = _is_over(stop, deadline)
             for training in [training for training in active if training.is_over(asked_to_stop=over)]:
                 active.remove(training)
@@ -181,13 +183,13 @@ def _is_over(stop: StopSignal, deadline: float) -> bool:
     return stop.name is not None or time.monotonic() > deadline
 
 
-def _start(run: Trained) -> list[_Training]:
+def _start(run: Trained, threads: int | None) -> list[_Training]:
     """Start a training; none when another command holds it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(run).open("a", encoding="utf-8")
     with suppress(BlockingIOError):
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return [_Training(run, log)]
+        return [_Training(run, log, threads)]
     log.close()
     return []
 

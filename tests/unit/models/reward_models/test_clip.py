@@ -13,9 +13,11 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from hyvideo.config.schema import RewardConfig
+from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.clip import ClipIqa, ClipScore, PickScore
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
+from scripts.evaluate import main
 
 PROMPTS = ["a red circle", "two green squares beside " * 20]
 
@@ -66,6 +68,38 @@ def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, video
     expected = [100 * c.clamp_min(0) if kind is ClipScore else temperature * c for c in cosines]
     assert scores.tolist() == pytest.approx([each.mean().item() for each in expected], abs=1e-4)
     assert min(map(float, torch.cat(cosines))) < 0 < max(map(float, torch.cat(cosines))), "scores that tell nothing"
+
+
+@pytest.mark.parametrize(("kind", "name", "divisor"), [(ClipScore, "clip_score", 30), (PickScore, "pick_score", 26)])
+def test_the_published_scale_is_the_networks_logit_over_the_scorers_divisor(
+    kind, name, divisor, checkpoint, videos, tmp_path, capsys
+):
+    reward = kind(RewardContext(), str(checkpoint), num_frames=3, scale="published")
+    network = CLIPModel.from_pretrained(checkpoint)
+    logits = [
+        network.logit_scale.exp() * library_logits(checkpoint, *each) for each in zip(videos, PROMPTS, strict=True)
+    ]
+    (scores,) = reward(videos, PROMPTS).values()
+    assert scores.tolist() == pytest.approx([each.mean().item() / divisor for each in logits], abs=1e-5)
+
+    (tmp_path / "prompts.csv").write_text("prompt\na red circle\ntwo squares\n")
+    for number, video in enumerate(videos):
+        write_video(tmp_path / "videos" / f"{number:04d}.mp4", video, fps=24)
+    said = {}
+    for scale in ("usual", "published"):
+        command = ["--prompts_csv", str(tmp_path / "prompts.csv"), "--videos", "ours", str(tmp_path / "videos")]
+        command += ["--rewards", f"{name}={checkpoint}", "--scale", scale, "--output_dir", str(tmp_path / "out")]
+        assert main(command) == 0, capsys.readouterr().err
+        (metric,) = json.loads((tmp_path / "out" / "evaluation.json").read_text())["means"]["ours"].values()
+        said[scale] = metric["mean"]
+    assert said["published"] != said["usual"]
+    if kind is PickScore:
+        assert said["published"] == pytest.approx(said["usual"] / 26)
+
+
+def test_clip_iqa_has_no_published_scale(checkpoint):
+    with pytest.raises(ValueError, match="CLIPIQA: scale must be one of usual; received 'published'"):
+        ClipIqa(RewardContext(), str(checkpoint), scale="published")
 
 
 def test_long_texts_are_cut_whether_or_not_the_tokenizers_files_say_where(checkpoint, videos, tmp_path):
