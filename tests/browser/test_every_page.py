@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from scripts.paper.reproduce import PAPER
+from scripts.paper.reproduced import publish
 from scripts.reports.gallery import write_gallery, write_study
 from scripts.reports.report import report_runs
+from tests.support.reproduction import make_measured
 from tests.support.run_folders import model_of, write_run
 
 WIDTHS = (1400, 800, 390)
@@ -70,15 +73,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]
     models = [model_of(run) for run in runs]
     write_study(folder / "study", models, num_pairs=2)
+    (folder / "reproduction").mkdir()
+    values = {"base": 0.0, "sage-dual-b": 0.7, "dance-fixed-b": 0.1, "cps-none-b": 0.5, "cps-plain-b": 0.2}
+    measured = [make_measured(folder / "reproduction", row, value) for row, value in values.items()]
     return {
         "report": report_runs(runs[:1], folder / "report.html"),
         "comparison": report_runs(runs, folder / "comparison.html"),
         "gallery": write_gallery(folder / "gallery.html", models),
         "study": folder / "study" / "index.html",
+        "reproduction": publish(PAPER, folder / "reproduction", measured, scale="full"),
     }
 
 
-@pytest.mark.parametrize("name", ["report", "comparison", "gallery", "study"])
+@pytest.mark.parametrize("name", ["report", "comparison", "gallery", "study", "reproduction"])
 def test_a_page_fits_cuts_nothing_and_is_legible(pages: dict[str, Path], open_page: Callable[..., Page], name: str):
     page = open_page(pages[name])
 
