@@ -12,6 +12,7 @@ from hypothesis import settings
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each for the workers of `make test`, and for what they start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # PyTorch has looked at the variable already
 else:
     rehearsals = tempfile.TemporaryDirectory()  # shared by all workers, and by what they start
     os.environ["SAGE_GRPO_CACHE"] = rehearsals.name
