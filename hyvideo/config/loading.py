@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -13,6 +14,12 @@ from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, WITHOUT
 from hyvideo.config.outside import complain, read_file, with_home
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
+
+_UNREADABLE = (
+    *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
+    *(AssertionError, AttributeError, LookupError, TypeError),
+)
+"""What reading a file may raise; the libraries raise the last ones for tags such as !!bool before something else."""
 
 
 def load_config(argv: Sequence[str]) -> Config:
@@ -95,7 +102,7 @@ def _entries(path: str | Path) -> Iterator[tuple[str, str, object]]:
     """Yield (where it stands, name, value) of every setting and alias in a YAML file, which may be empty."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(read_file(path))), resolve=False)
-    except Exception as error:  # the libraries raise all kinds for tags such as !!bool before something else
+    except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):

@@ -1,5 +1,6 @@
 """First frames of image-to-video, read from files: a damaged one is named before anything is computed."""
 
+import struct
 from collections.abc import Sequence
 
 from PIL import Image, ImageOps
@@ -9,6 +10,12 @@ from hyvideo.data.prompts import Prompt
 
 MAX_PIXELS = 2**26
 """Largest number of pixels of an image (8192 x 8192): a file of a few kB may claim billions."""
+
+_UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
+    *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
+)
+"""What the library raises for damaged files."""
 
 
 def read_image(path: str) -> Image.Image:
@@ -27,7 +34,7 @@ def read_image(path: str) -> Image.Image:
             if seen.mode == "RGBA":  # whatever colour lies hidden there
                 seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
             return seen.convert("RGB")
-    except Exception as error:  # the library raises all kinds for damaged files and EXIF tags
+    except _UNREADABLE as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
 

@@ -130,7 +130,8 @@ class MetricsLog:
 
     def _keep_rows_up_to(self, step: float) -> int | None:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
-        return max(keep_rows(self.path, self.discarded_path, step, _step_of_row), default=None)
+        kept = keep_rows(self.path, self.discarded_path, step, lambda line: (_parse_row(line) or {}).get("step"))
+        return max(kept, default=None)
 
 
 def keep_rows(path: Path, discarded_path: Path, last: float, step_of: Callable[[bytes], int | None]) -> list[int]:
@@ -166,8 +167,12 @@ def append_scores(folder: Path, rows: Iterable[Mapping[str, object]]) -> None:
     A number that is not finite, as of a failed score, becomes null.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plain = ({name: None if value != value else value for name, value in row.items()} for row in rows)
-    append_lines(folder / "scores.jsonl", (json.dumps(row, ensure_ascii=False) for row in plain))
+
+    def plain(value: object) -> object:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    texts = (json.dumps({name: plain(value) for name, value in row.items()}, ensure_ascii=False) for row in rows)
+    append_lines(folder / "scores.jsonl", texts)
 
 
 def discard_scores_after(folder: Path, step: int) -> None:
@@ -179,11 +184,6 @@ def discard_scores_after(folder: Path, step: int) -> None:
         return None
 
     keep_rows(folder / "scores.jsonl", folder / "scores.discarded.jsonl", step, step_of)
-
-
-def _step_of_row(line: bytes) -> int | None:
-    row = _parse_row(line)
-    return None if row is None else row["step"]
 
 
 def _parse_row(line: bytes) -> dict[str, float | None] | None:

@@ -171,6 +171,8 @@ class Work:
     def runs(self, config: Config) -> Iterator[PaperRun]:
         """Yield all runs, the base model first, one seed of all rows after the other."""
         out, prompts = self.arguments.output_dir, self.arguments.output_dir / "prompts.csv"
+        if wrong := [word for word in self.arguments.sampling if "=" not in word]:
+            raise ValueError(f"--sampling: expected FLAG=VALUE, such as num_inference_steps=20; received {wrong[0]!r}.")
         sampling = {**self.scale["sampling"], **dict(word.split("=", 1) for word in self.arguments.sampling)}
         words = [word for name, value in sampling.items() for word in (f"--{name}", str(value))]
         root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
@@ -260,14 +262,15 @@ def _run(work: Work) -> int:
             check_config(config, work.world_size)
         except ValueError as error:
             raise ValueError(f"{row}: {error}") from error
-    prompts = _write_prompts(work)
-    _check_same(work)
+    prompts, num_prompts = _prompts(work)
+    _check_same(work, prompts)
+    replace_synced(arguments.output_dir / "prompts.csv", prompts.encode())
     left_out = sorted({*(work.arguments.rewards or work.scale["rewards"])} - {*work.rewards()})
     for text in left_out:
         print(f"left out: {text}, whose weights are not there (checkpoints-download.md)", flush=True)
     runs = list(work.runs(next(iter(configs.values()))))
     if arguments.plan:
-        _print_bill(work, configs, prompts, len(runs) - 1)
+        _print_bill(work, configs, num_prompts, len(runs) - 1)
     if arguments.dry_run:
         for run in runs:
             for command in run.commands():
@@ -331,14 +334,14 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
     print(f"{disk / 1e9:,.0f} GB of checkpoints{end}")
 
 
-def _check_same(work: Work) -> None:
+def _check_same(work: Work, prompts: str) -> None:
     """Refuse to mix runs of other settings or prompts into one table; rows, seeds and launch may change."""
     arguments, path = work.arguments, work.arguments.output_dir / "asked.json"
     asked = {
         "--config": [str(name) for name in arguments.config],
         "flags": list(work.flags),
         "--sampling": arguments.sampling,
-        "prompts": (arguments.output_dir / "prompts.csv").read_text(encoding="utf-8"),
+        "prompts": prompts,
         "scripts/paper/tables.yaml": {name: work.scale[name] for name in work.scale if name != "rewards"},
     }
     if path.is_file():
@@ -352,18 +355,16 @@ def _check_same(work: Work) -> None:
         replace_synced(path, json.dumps(asked, indent=1).encode())
 
 
-def _write_prompts(work: Work) -> int:
-    """Copy the held-out prompts that every row is measured on; return how many there are."""
+def _prompts(work: Work) -> tuple[str, int]:
+    """Return the CSV of the held-out prompts that every row is measured on, and how many there are."""
     source = Path(_absolute(work.arguments.prompts_csv or work.scale["prompts"]))
     read_prompts([source])
     with source.open(encoding="utf-8-sig", newline="") as file:
         header, *rows = [row for row in csv.reader(file) if row]
     rows = rows[: None if work.arguments.prompts_csv else work.scale.get("num_prompts")]
-    target = work.arguments.output_dir / "prompts.csv"
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    replace_synced(target, text.getvalue().encode())
-    return len(rows)
+    return text.getvalue(), len(rows)
 
 
 if __name__ == "__main__":

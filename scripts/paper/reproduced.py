@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic_core import to_json
 
 from hyvideo.data.files import replace_synced
+from hyvideo.evaluation.comparison import OVERALL
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
 from hyvideo.observability.metrics import read_rows
 from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
@@ -22,26 +23,18 @@ from scripts.reports.markdown import markdown_table
 from scripts.reports.page import write_page
 from scripts.reports.win_rates import CRITERIA, read_votes, win_rates
 
-AGREES, DIFFERS, COLUMN = "agrees", "differs", "Overall"
+if TYPE_CHECKING:
+    from scripts.paper.reproduce import PaperRun
+
+AGREES, DIFFERS = "agrees", "differs"
 COLOURS = (BLUE, RED, GREEN, BLACK)
-
-
-class Measured(Protocol):
-    """A run as `scripts.paper.reproduce` knows it."""
-
-    row: str
-    seed: int
-    name: str
-    folder: Path
-    measured: Path
-    is_finished: bool
 
 
 Scores = Mapping[str, Mapping[int, Mapping[str, np.ndarray]]]
 """Row -> seed -> metric -> [N] scores of its videos, of the same N prompts and noises for all."""
 
 
-def read_scores(runs: Sequence[Measured]) -> dict[str, dict[int, dict[str, np.ndarray]]]:
+def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.ndarray]]]:
     """Read what `scripts.evaluate` noted of the finished runs."""
     found: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for run in (run for run in runs if run.is_finished):
@@ -52,7 +45,7 @@ def read_scores(runs: Sequence[Measured]) -> dict[str, dict[int, dict[str, np.nd
         videos = [of_videos[name] for name in sorted(of_videos)]
         metrics = {name: np.array([_number(video.get(name)) for video in videos]) for name in videos[0]}
         if {"VQ", "MQ", "TA"} <= set(metrics):
-            metrics = {COLUMN: metrics["VQ"] + metrics["MQ"] + metrics["TA"], **metrics}
+            metrics = {OVERALL: metrics["VQ"] + metrics["MQ"] + metrics["TA"], **metrics}
         found.setdefault(run.row, {})[run.seed] = metrics
     return found
 
@@ -94,7 +87,7 @@ def agreement(gain: Interval | None, published: float) -> str:
     return OPEN if gain.low <= 0 <= gain.high else AGREES
 
 
-def publish(paper: Mapping[str, Any], out: Path, runs: Sequence[Measured], *, scale: str) -> Path:
+def publish(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]", *, scale: str) -> Path:
     """Write tables, results, studies and the page below `out`; return the page's path."""
     scores = read_scores(runs)
     metrics = [
@@ -174,7 +167,7 @@ def _claim(scores: Scores, claim: Mapping[str, Any], metrics: Sequence[str]) -> 
     return {"text": claim["text"], "first": claim["first"], "parts": parts}
 
 
-def _studies(paper: Mapping[str, Any], out: Path, runs: Sequence[Measured]) -> list[dict[str, Any]]:
+def _studies(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]") -> list[dict[str, Any]]:
     """Write a blind study per baseline, once both are measured, and count the votes that lie beside it."""
     first = {}
     for run in runs:
@@ -251,7 +244,7 @@ def _said(number: float | None) -> str:
     return "-" if number is None else f"{number:+.3f}"
 
 
-def _figures(paper: Mapping[str, Any], runs: Sequence[Measured]) -> list[dict[str, str]]:
+def _figures(paper: Mapping[str, Any], runs: "Sequence[PaperRun]") -> list[dict[str, str]]:
     """Draw the mean reward of every round over the updates, a panel per method and a line per row."""
     of_rows: dict[str, list[dict[int, float]]] = {}
     for run in runs:

@@ -1,41 +1,26 @@
 """Runs of `scripts.paper.reproduce` that were trained and measured, by files as its commands leave them."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from hyvideo.data.videos import write_video
+from scripts.paper.reproduce import PaperRun
 
 
-@dataclass
-class Made:
-    """A run that was measured."""
-
-    row: str
-    seed: int
-    folder: Path
-    is_finished: bool = True
-
-    @property
-    def name(self) -> str:
-        """Of its folder, and of its model in the evaluation."""
-        return self.folder.name
-
-    @property
-    def measured(self) -> Path:
-        """Folder of its measurement."""
-        return self.folder.parent / "evaluation" / self.name
+def planned(out: Path, row: str, seed: int = 1) -> PaperRun:
+    """A run of which nothing was made yet."""
+    return PaperRun(row, seed, out / f"{row}-seed{seed}", [], [], [], "", max_steps=3, metrics=[], keeps=True)
 
 
-def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: float = 0.0) -> Made:
+def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: float = 0.0) -> PaperRun:
     """Write a run's curve, 8 videos and their scores: VQ as given with noise that all runs share, MQ and TA 0.
 
     The last video has no TA. With `spread` the run has noise of its own besides.
     """
-    made = Made(row, seed, out / f"{row}-seed{seed}")
+    made = planned(out, row, seed)
     noise = np.random.default_rng(0).normal(size=8) + np.random.default_rng(seed).normal(size=8) * spread
     videos, made_of = made.measured / made.name, {"MQ": 0.0, "TA": 0.0}
     for n in range(8):
@@ -49,6 +34,7 @@ def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: floa
         for n in range(8)
     ]
     (videos / "evaluation_scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (made.measured / "evaluation.json").write_text(json.dumps({"means": {made.name: {}}}))
     made.folder.mkdir()
     curve = [{"step": step, "reward/mean": vq * step} for step in (1, 2, 3)]
     (made.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in curve))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from hyvideo.evaluation.intervals import Interval
-from scripts.paper.reproduce import PAPER, main
+from scripts.paper.reproduce import PAPER, PaperRun, main
 from scripts.paper.reproduced import agreement, difference, mean_of, publish, read_scores
-from tests.support.reproduction import Made, make_measured
+from tests.support.reproduction import make_measured, planned
 from tests.support.training import PROMPTS, write_prompts
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Callable[..., Made]:
+def measured(tmp_path: Path) -> Callable[..., PaperRun]:
     """Write a run that was measured, with this VQ."""
     return partial(make_measured, tmp_path)
 
@@ -68,7 +68,7 @@ def test_what_was_found_stands_beside_the_papers_numbers(measured, tmp_path):
         "cps-plain-b": 0.2,
     }
     runs = [measured(row, value) for row, value in values.items()]
-    runs += [Made("flow-none-b", 1, tmp_path / "flow-none-b-seed1", is_finished=False)]
+    runs += [planned(tmp_path, "flow-none-b")]
     page = publish(PAPER, tmp_path, runs, scale="full")
     found = json.loads((tmp_path / "results.json").read_text())
     assert (found["finished"], found["runs"]) == (6, 7)
@@ -119,6 +119,7 @@ def test_a_row_that_cannot_be_trained_is_named_before_the_first_one_begins(tmp_p
     command = ["--scale", "tiny", "--output_dir", str(tmp_path), "--rows", "cps-none", "--setting", "B"]
     assert main([*command, "--batch_size", "3"]) == 2
     assert "cps-none-b: " in (told := capsys.readouterr().err) and "num_generations" in told
+    assert main([*command, "--sampling", "shift"]) == 2 and "expected FLAG=VALUE" in capsys.readouterr().err
     assert (
         main([*command[:-4], "--rows", "sage-other"]) == 2 and "there is no row 'sage-other'" in capsys.readouterr().err
     )
