@@ -114,3 +114,15 @@ def refusal_of(sp_size: int) -> str:
 def test_ranks_that_do_not_divide_the_heads_are_refused():
     (message, _) = run_on_ranks(2, refusal_of, 2)
     assert message.startswith("2 ranks cannot share the 3 attention heads of this transformer: set sp_size so that")
+
+
+def refusal_of_three_rows() -> str:
+    """What ranks that share the rows of a batch say of one that they cannot share equally."""
+    network = install_attention(build_transformer(), row_group=torch.distributed.group.WORLD)
+    with pytest.raises(ValueError) as error:
+        network(**transformer_call((1, 1, 3), **CONDITIONS["prompts of three lengths"]))
+    return str(error.value)
+
+
+def test_rows_that_do_not_divide_over_their_ranks_are_refused_instead_of_left_out():
+    assert run_on_ranks(2, refusal_of_three_rows) == ["2 ranks share the rows of a batch, so it cannot have 3"] * 2
