@@ -16,8 +16,7 @@ from hyvideo.evaluation.comparison import OVERALL
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
 from hyvideo.observability.metrics import read_rows
 from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
-from scripts.paper.study import OPEN
-from scripts.paper.sweep import verdict
+from scripts.paper.study import OPEN, verdict
 from scripts.reports.gallery import read_models, write_study
 from scripts.reports.markdown import markdown_table
 from scripts.reports.page import write_page

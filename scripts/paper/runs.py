@@ -1,33 +1,19 @@
-"""Trainings of studies: missing ones are trained, many at a time, and may stop at any time.
-
-A run of a study is post_train.py with configs/tiny.yaml and a few settings, as one process with one thread: at this
-size a second thread gains nothing, a second run does. Its folder is named after a hash of all its settings, so that
-studies share runs, a finished run is kept, and one that was stopped continues from its checkpoint.
-"""
+"""Many trainings: those that are missing are trained, several at a time, and may stop at any time."""
 
 import fcntl
-import hashlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import yaml
-
-from hyvideo.data.files import remove
 from hyvideo.training.stop_signal import PREEMPTED, StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
-CONFIG = REPOSITORY / "configs" / "tiny.yaml"
-SILENT = {"keep_last": 1, "log_interval": 1000, "resume_from_checkpoint": "latest"}
 _LOOK_EVERY_SECONDS = 0.5
 
 
@@ -45,52 +31,6 @@ class Trained(Protocol):
 
     def tidy(self) -> None:
         """Remove what a finished run needs no longer."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training of a study.
-
-    Attributes:
-        folder: its run folder.
-        settings: fields of the schema that differ from configs/tiny.yaml; they decide what is trained and measured.
-        measured: updates after which the held-out videos of its result are sampled.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    measured: int
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], root: Path, measured: int | None = None) -> "Run":
-        """Make the run with these settings below `root`; another configs/tiny.yaml makes it another run."""
-        everything = [yaml.safe_load(CONFIG.read_text(encoding="utf-8")), dict(settings)]
-        digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:10]
-        name = f"{settings.get('sde_type', 'sage_grpo')}-seed{settings['seed']}-{digest}"
-        return cls(root.resolve() / name, settings, settings["max_steps"] if measured is None else measured)
-
-    def scores_at(self, step: int) -> Path:
-        """Scores of the held-out videos after that many updates."""
-        return self.folder / "samples" / f"step_{step}" / "scores.jsonl"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it made its last update and measured it: the row of metrics comes after the videos."""
-        if not (self.scores_at(self.measured).is_file() and (self.folder / "metrics.jsonl").is_file()):
-            return False
-        *_, last = ["", *(self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)]
-        return last.endswith("\n") and json.loads(last)["step"] >= self.settings["max_steps"]
-
-    def commands(self) -> list[list[str]]:
-        """Return the command line that makes or continues it."""
-        flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
-        typed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in flags.items()}
-        texts = [word for name, text in typed.items() for word in (f"--{name}", text)]
-        return [[sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]]
-
-    def tidy(self) -> None:
-        """Remove the checkpoints."""
-        remove(self.folder / "checkpoints")
 
 
 class _Training:

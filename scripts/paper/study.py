@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.evaluation.intervals import Interval
 from scripts.reports.markdown import replace_part
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
@@ -76,6 +77,16 @@ class Study:
         text = replace_part(text, self.name, self.section(rounded))
         document.write_text(replace_part(text, "table", claims_table(folder)), encoding="utf-8")
         print(self.section(rounded))
+
+
+def verdict(differences: Sequence[Interval | None]) -> str:
+    """The verdict on "better than each of these": it holds if all intervals lie above 0, and fails if one lies below.
+
+    Anything else is open, including an arm that is missing or has a single seed.
+    """
+    if any(interval is not None and interval.high < 0 for interval in differences):
+        return FAILS
+    return HOLDS if differences and all(d is not None and d.low > 0 for d in differences) else OPEN
 
 
 def paragraph(text: str) -> str:

@@ -1,54 +1,37 @@
-"""Trainings of a study are processes of their own: made once, stopped and continued without harm."""
+"""Trainings are processes of their own: named when they fail, stopped and continued without harm."""
 
 import fcntl
-import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from scripts.paper.runs import Run, log_of, train
+from scripts.paper.reproduce import PaperRun
+from scripts.paper.runs import REPOSITORY, log_of, train
 
-SMALL = {
-    "sample_n_frames": 5,
-    "rollout_size": "32x32",
-    "grpo_sampling_steps": 2,
-    "batch_size": 2,
-    "num_generations": 2,
-    "mini_batch_size_per_update": 2,
-    "updates_per_rollout": 1,
-    "validation_num_videos": 1,
-    "validate_video_length": 5,
-    "validation_fixed_size": "32x32",
-    "validation_num_inference_steps": 1,
-    "validation_interval": 1,
-    "save_interval": 1,
-    "max_steps": 1,
-}
+SMALL = "--sample_n_frames 5 --rollout_size 32x32 --grpo_sampling_steps 2 --batch_size 2 --num_generations 2 "
+SMALL += "--mini_batch_size_per_update 2 --validation_interval 0 --save_interval 1"
+
+
+def small_run(folder: Path, *flags: str) -> PaperRun:
+    """A training of 10,000 small updates."""
+    training = ["--config", "configs/tiny.yaml", *SMALL.split(), "--output_dir", str(folder), *flags]
+    launch = [sys.executable, str(REPOSITORY / "post_train.py")]
+    return PaperRun("sage-dual-b", 1, folder, training, launch, [], "", max_steps=10_000, metrics=[], keeps=True)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run.of({**SMALL, "seed": 1}, tmp_path / "runs")
-
-
-def test_a_run_is_made_once_and_keeps_what_it_measured_but_no_checkpoints(run, capsys):
-    assert not run.is_finished
-    assert train([run, run], jobs=2) == [], log_of(run).read_text()
-    assert run.is_finished and not (run.folder / "checkpoints").exists()
-    assert len(json.loads(run.scores_at(1).read_text())) >= 4
-    rows = (run.folder / "metrics.jsonl").read_text()
-    capsys.readouterr()
-    assert train([run], jobs=1) == []
-    assert (run.folder / "metrics.jsonl").read_text() == rows and capsys.readouterr().out == ""
+def run(tmp_path: Path) -> PaperRun:
+    return small_run(tmp_path / "runs" / "a")
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    broken = Run.of({**SMALL, "seed": 1, "batch_size": 3}, tmp_path)
-    assert train([broken], jobs=2) == [f"{broken.folder.name}: status 2, see {log_of(broken)}"]
+    broken = small_run(tmp_path / "a", "--batch_size", "3")
+    assert train([broken], jobs=2) == [f"a: status 2, see {log_of(broken)}"]
     assert "batch_size" in log_of(broken).read_text()
 
 
@@ -57,17 +40,15 @@ def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
     assert not run.folder.exists()
 
 
-def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(tmp_path):
-    long = Run.of({**SMALL, "seed": 1, "max_steps": 10_000}, tmp_path / "runs")
-
+def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
     def stop_it() -> None:
-        while not (long.folder / "metrics.jsonl").is_file():
+        while not (run.folder / "metrics.jsonl").is_file():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=stop_it, daemon=True).start()
-    assert train([long], jobs=1) == []
-    assert (long.folder / "checkpoints" / "latest").is_file() and not long.is_finished
+    assert train([run], jobs=1) == []
+    assert (run.folder / "checkpoints" / "latest").is_file() and not run.is_finished
 
 
 def test_a_run_that_another_command_trains_is_left_to_it(run):
@@ -76,12 +57,3 @@ def test_a_run_that_another_command_trains_is_left_to_it(run):
         fcntl.flock(log, fcntl.LOCK_EX)
         assert train([run], jobs=1) == []
     assert log_of(run).read_text() == "" and not run.folder.exists()
-
-
-@pytest.mark.parametrize("metrics", [None, "", '{"step": 0}\n', '{"step": 0}\n{"step": 1, "re'])
-def test_a_run_without_its_last_row_is_not_finished(run, metrics):
-    run.scores_at(1).parent.mkdir(parents=True)
-    run.scores_at(1).write_text("{}\n")
-    if metrics is not None:
-        (run.folder / "metrics.jsonl").write_text(metrics)
-    assert not run.is_finished

@@ -12,7 +12,7 @@ import generate
 from hyvideo.models.reward_models.registry import RewardContext
 from scripts import check_weights, evaluate, export, make_checks, plan, report, serve_reward
 from scripts.forecast import __main__ as forecast
-from scripts.paper import sweep
+from scripts.paper import reproduce
 from scripts.tiny import evaluate as tiny_evaluate
 from scripts.tiny import prove_learning
 
@@ -94,8 +94,8 @@ def test_a_prompt_that_speaks_of_a_tilde_stays_as_it_is(tmp_path: Path):
 
 def test_the_tiny_models_commands_and_the_studies_find_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    budget = {"rounds": 1, "looks": 1, "num_held_out": 2}
-    assert sweep.parse_budget(["--runs_dir", "~/r"], "", **budget).runs_dir == tmp_path / "r"
+    arguments, _ = reproduce.parse_arguments(["--scale", "tiny", "--output_dir", "~/r", "--config", "~/c.yaml"])
+    assert (arguments.output_dir, arguments.config) == (tmp_path / "r", [str(tmp_path / "c.yaml")])
     monkeypatch.setattr(sys, "argv", ["build", "--export_only", "--work", "~/w", "--assets=~/a"])
     with pytest.raises(OSError, match=str(tmp_path / "w" / "transformer")):
         runpy.run_path("scripts/tiny/build.py", run_name="__main__")
