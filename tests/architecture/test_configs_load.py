@@ -59,8 +59,7 @@ def test_the_64_gpu_config_samples_64_videos_of_16_prompts_as_the_release_recomm
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("sage", "sage_grpo"), ("dance", "dance_grpo"), ("flow", "flow_grpo"), ("cps", "cps")],
+    ("name", "expected"), [("sage", "sage_grpo"), ("dance", "dance_grpo"), ("flow", "flow_grpo"), ("cps", "cps")]
 )
 def test_a_method_changes_the_transition_alone(name, expected):
     cfg, plain = load_config(["--config", f"configs/method/{name}.yaml"]), load_config([])

@@ -28,11 +28,7 @@ def test_every_new_flag_is_on_the_list():
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("kl_schedule", {*get_args(Schedule)}),
-        ("sde_window", {*get_args(Placement)}),
-    ],
+    ("name", "known"), [("kl_schedule", {*get_args(Schedule)}), ("sde_window", {*get_args(Placement)})]
 )
 def test_choices_of_a_flag_are_those_of_the_code_behind_it(name: str, known: set[str]):
     assert {*SETTINGS[name].choices} == known

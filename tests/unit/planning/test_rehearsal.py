@@ -87,9 +87,7 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         ),
         pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
         pytest.param(
-            2,
-            ("--algorithm", "nft", "--ema_decay", "0.9", "--ema_offload"),
-            id="nft, an average in host memory",
+            2, ("--algorithm", "nft", "--ema_decay", "0.9", "--ema_offload"), id="nft, an average in host memory"
         ),
         pytest.param(1, ("--use_lora", "--cpu_offload", "--batch_size", "2"), id="one GPU, an adapter in host memory"),
         pytest.param(

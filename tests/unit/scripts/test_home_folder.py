@@ -42,10 +42,7 @@ COMMANDS: dict[str, tuple[Callable, str]] = {
         export.parse_arguments,
         "--model_path ~/ckpts --checkpoint_path ~/step_1 --format lora --output_path ~/out",
     ),
-    "serve_reward": (
-        serve_reward.parse_arguments,
-        "--reward clip_score --model_root ~/ckpts",
-    ),
+    "serve_reward": (serve_reward.parse_arguments, "--reward clip_score --model_root ~/ckpts"),
     "plan": (plan.parse_arguments, "--world_size 8 --json ~/plan.json --pretrained_model_root ~/ckpts"),
     "make_checks": (make_checks.parse_arguments, "--validate ~/checks.csv"),
     "forecast": (forecast.parse_arguments, "--valid_video_csv ~/v.csv --output_dir=~/run"),

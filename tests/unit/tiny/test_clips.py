@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from hyvideo.models.reward_models.moving_shapes import MOTIONS, SHAPES, Scene
-from scripts.tiny.clips import (
-    BACKGROUNDS,
-    NUM_FRAMES,
-    SIZE,
-    render,
-    sample_clip,
-)
+from scripts.tiny.clips import BACKGROUNDS, NUM_FRAMES, SIZE, render, sample_clip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
