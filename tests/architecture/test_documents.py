@@ -1,9 +1,10 @@
 """What the documents point to exists: code, configs, tests, links, and the files of the README's commands."""
 
-import ast
+import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -12,36 +13,8 @@ from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config, unread_settings
 
 ROOT = Path(__file__).parents[2]
-PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")
+FOLDERS = "(?:assets|benchmarks|configs|docs|hyvideo|scripts|tests)/"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "assets").rglob("*.md")])
-
-
-def references(markdown: str) -> set[str]:
-    """Backticked paths in the project's folders, some with `::name` after them."""
-    folders = "|".join(PROGRAM_FOLDERS)
-    return set(re.findall(rf"`((?:{folders})[\w/.-]+(?:::[\w.]+)?)`", markdown))
-
-
-def defined_names(tree: ast.AST, prefix: str = "") -> Iterator[str]:
-    """Names a module defines: functions, classes, `Class.member`, and assigned names."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield prefix + node.name
-        if isinstance(node, ast.ClassDef):
-            yield from defined_names(node, f"{prefix}{node.name}.")
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
-
-
-def resolves(reference: str, root: Path) -> bool:
-    """Whether `path` or `path::name` is in the tree."""
-    path, _, name = reference.partition("::")
-    if not (root / path).exists():
-        return False
-    if not name:
-        return True
-    return name in set(defined_names(ast.parse((root / path).read_text(encoding="utf-8"))))
 
 
 def commands(markdown: str) -> list[str]:
@@ -51,53 +24,39 @@ def commands(markdown: str) -> list[str]:
     return [line.split(" #")[0].strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def missing_of_command(command: str, root: Path) -> list[str]:
-    """Programs, modules, make targets and project files a command names that are not there."""
-    words = command.replace("'", " ").replace('"', " ").split()
-    missing = []
-    for before, word in zip(["", *words], words, strict=False):
-        name = word.removeprefix("./")
-        is_program = (
-            before in ("python", "python3", "bash", "sh", "source", ".") or word.startswith("./") and not before
-        )
-        if before == "-m":
-            module = root / name.replace(".", "/")
-            known = module.with_suffix(".py").exists() or module.is_dir() or not name.startswith(("scripts", "hyvideo"))
-        elif before == "make" and re.fullmatch(r"[a-z-]+", word):
-            known = re.search(rf"^{word}:", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE) is not None
-        elif re.search(r"[$<>*{}=]", word) or word.startswith(("-", ".venv/")):
-            known = True  # filled in by the reader, an option, or made by `make setup`
-        elif is_program or name.startswith(PROGRAM_FOLDERS):
-            known = (root / name).exists()
-        else:
-            known = True
-        if not known:
-            missing.append(word)
-    return missing
-
-
-def missing_links(markdown: str, folder: Path) -> list[str]:
-    """Relative links and images whose target is not there."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", markdown)
-    local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    return [target for target in local if not (folder / target).exists()]
+def is_there(reference: str) -> bool:
+    """Whether `path` is in the tree, and `path::name` in its module, which is imported."""
+    path, _, name = reference.partition("::")
+    if name:
+        attrgetter(name)(importlib.import_module(path.removesuffix(".py").replace("/", ".")))
+    return (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_code_configs_and_tests_that_a_document_names_are_there(document: Path):
-    found = references(document.read_text(encoding="utf-8"))
-    assert sorted(reference for reference in found if not resolves(reference, ROOT)) == []
+    found = re.findall(rf"`({FOLDERS}[\w/.-]+(?:::[\w.]+)?)`", document.read_text(encoding="utf-8"))
+    assert [reference for reference in found if not is_there(reference)] == []
 
 
 def test_every_command_of_the_readme_names_files_that_exist():
     found = commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(found) >= 3
-    assert [f"{command}: {missing}" for command in found if (missing := missing_of_command(command, ROOT))] == []
+    words = [word.removeprefix("./") for command in found for word in re.split(r"[\s'\"]+", command)]
+    files = [word for word in words if re.fullmatch(rf"{FOLDERS}[\w/.-]+|\w+\.(?:py|sh)", word)]
+    modules = [name.replace(".", "/") for name in re.findall(r"-m ((?:scripts|hyvideo|benchmarks)[\w.]*)", str(found))]
+    targets = [re.escape(word) for before, word in pairwise(words) if before == "make" and word.islower()]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    assert [name for name in modules if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()] == []
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+    assert files and modules and targets
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_relative_link_leads_somewhere(document):
-    assert missing_links(document.read_text(encoding="utf-8"), document.parent) == []
+    targets = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert [target for target in local if not (document.parent / target).exists()] == []
 
 
 LAUNCHERS = {
