@@ -1,7 +1,6 @@
 """Checks written by a language model behind a real chat server, resumed, and validated."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,20 +11,15 @@ from tests.support.reward_server import serving
 from tests.support.vision_language import chat_app, write_vision_language_model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision_language_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
-
-
 def reply(question: str) -> str:
-    """What a model says, with words around its JSON."""
     return f"Here they are:\n```json\n{json.dumps([{'question': question, 'answer': 'yes'}])}\n```"
 
 
-def test_checks_are_written_once_and_only_missing_ones_when_started_again(model, tmp_path, monkeypatch, capsys):
+def test_checks_are_written_once_and_only_missing_ones_when_started_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     prompts, output = tmp_path / "prompts.csv", tmp_path / "checks.csv"
     prompts.write_text('prompt,seed\n"a cat, grey",3\na dog,\n')
+    model = write_vision_language_model(tmp_path / "model", "qwen2_5_vl")
     app = chat_app(model, replies=[reply("A cat?"), "I would rather not.", "[]", "[", reply("A dog?")])
     with serving(app) as url:
         command = ["--prompts_csv", str(prompts), "--output", str(output), "--server", f"{url}/v1", "--model", "tiny"]
@@ -51,10 +45,8 @@ def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
     assert "line 2: checks: expected [{" in told and "'nothing':  Invalid JSON" in told
     assert "line 4: checks: expected [{" in told and "[0]['answer'] Input should be 'yes' or 'no'" in told
     writes = ["--prompts_csv", str(bad), "--output", str(tmp_path / "new.csv")]
-    assert (
-        main([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
-        and "bad.csv, line 2: checks: expected [{" in capsys.readouterr().err
-    )
+    assert main([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
+    assert "bad.csv, line 2: checks: expected [{" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--prompts_csv", str(bad)])
     assert "needed, or --validate: --output, --server, --model" in capsys.readouterr().err

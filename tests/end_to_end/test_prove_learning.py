@@ -1,23 +1,18 @@
 """The learning proof as a program: two kinds of runs, kept once finished, and their gains over seeds."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.collect import Sampled
-from scripts.tiny.prove_learning import ShuffledReward, _base, main
+from scripts.tiny.prove_learning import ShuffledReward, main
 
 SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2"]
 
 
 class Ranks:
-    """Scores videos by their place in the batch."""
-
     max_failed = 0.5
 
     def __call__(self, videos: torch.Tensor, prompts: list[str]) -> Scores:
@@ -68,21 +63,3 @@ def test_what_cannot_be_compared_is_refused_before_it_is_trained(tmp_path: Path,
     ):
         assert main(["--output_dir", str(tmp_path / "other"), "--seeds", "1", *SMALL, *flags]) == 2
         assert told in capsys.readouterr().err
-
-
-def test_a_run_that_is_killed_while_it_saves_the_bases_videos_samples_them_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    scores = Scores({"VQ": torch.ones(1)}, torch.ones(1), {"VQ": 1.0})
-    sampled = Sampled(range(1), torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), scores)
-    validation = SimpleNamespace(sample=lambda prompts: sampled)
-    training = SimpleNamespace(state=SimpleNamespace(step=0), validation=validation)
-
-    def killed(content: Any, path: Path) -> None:
-        Path(path).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch, "save", killed)
-        _base(training, [None], tmp_path)
-    assert torch.equal(_base(training, [None], tmp_path).videos, sampled.videos)

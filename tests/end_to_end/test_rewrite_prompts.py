@@ -1,7 +1,5 @@
 """Prompts rewritten by a language model behind a real chat server, resumed, and kept apart from the originals."""
 
-from pathlib import Path
-
 import pytest
 
 from hyvideo.data.prompts import read_prompts, rows_of_csv
@@ -14,9 +12,7 @@ LONG = "A grey cat with a white chin walks along a low wall, stops, and looks in
 SIGN = 'A shop window at dusk; a lamp goes on and the word "OPEN" lights up red behind the glass.'
 
 
-def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_screen(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     prompts, output = tmp_path / "prompts.csv", tmp_path / "long.csv"
     prompts.write_text('prompt,seed\n"a cat, grey",3\n"a shop window says ""OPEN""",\n')

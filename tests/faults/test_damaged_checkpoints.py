@@ -22,7 +22,6 @@ def tensors(seed: int) -> dict[str, dict[str, torch.Tensor]]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint with one before it."""
     begin_save(tmp_path / "checkpoints", 1, tensors(1), FACTS).finish()
     return begin_save(tmp_path / "checkpoints", 2, tensors(2), FACTS).finish()
 
@@ -32,22 +31,13 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     place = chance.randrange(len(content))
     before, after = content[:place], content[place + 1 :]
     zeros = bytes(min(512, len(content) - place))
-    return chance.choice(
-        (
-            before + bytes([content[place] ^ 1 << chance.randrange(8)]) + after,
-            before,
-            before + zeros + content[place + 512 :],
-            content + chance.randbytes(chance.randrange(1, 64)),
-        )
-    )
+    flipped = before + bytes([content[place] ^ 1 << chance.randrange(8)]) + after
+    longer = content + chance.randbytes(chance.randrange(1, 64))
+    return chance.choice((flipped, before, before + zeros + content[place + 512 :], longer))
 
 
 def load(checkpoint: Path) -> None:
-    """Load as a resumed run does and compare with what was saved.
-
-    Raises:
-        ValueError: damage was found.
-    """
+    """Load as a resumed run does and compare with what was saved; a ValueError says that damage was found."""
     found = latest_checkpoint(checkpoint.parent)
     assert found is not None and found.name in ("step_1", "step_2")
     facts = read_facts(found)

@@ -20,7 +20,6 @@ printf '%s\\n' "$@"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project folder, its path with a space, with the launcher and a stub Python."""
     project = tmp_path / "my project"
     shutil.copytree(ROOT / "scripts" / "post_train", project / "scripts" / "post_train")
     shutil.copytree(ROOT / "assets" / "prompts", project / "assets" / "prompts")
@@ -45,16 +44,7 @@ def test_its_settings_are_the_releases_and_one_process_per_gpu_samples(project, 
 
 
 def test_flags_win_and_a_prompt_takes_the_place_of_the_csv(project, original_root):
-    given = [
-        "--prompt",
-        "a cat, grey",
-        "--output_path",
-        "cat.mp4",
-        "--num_inference_steps",
-        "3",
-        "--aspect_ratio",
-        "1:1",
-    ]
+    given = ["--prompt", "a cat, grey", *"--output_path cat.mp4 --num_inference_steps 3 --aspect_ratio 1:1".split()]
     words = launch(project, *given, MODEL_PATH=str(original_root)).stdout.splitlines()
     assert words[0] == "generate.py" and not any(word.startswith(("--prompts_csv", "--fixed_size")) for word in words)
     found = parse_arguments(words[1:])

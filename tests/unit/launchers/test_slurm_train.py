@@ -34,24 +34,16 @@ WORDS = ["--run_name", "it's 100% $HOME `id`"]
 def run_job(tmp_path: Path, status: int, **settings: object) -> subprocess.CompletedProcess[str]:
     """Run the job of two nodes, which end with `status`; the calls of what it starts are in the file `calls`."""
     scripts = tmp_path / "scripts" / "post_train"
-    programs = {
-        tmp_path / "bin" / "scontrol": SCONTROL,
-        tmp_path / "bin" / "srun": SRUN,
-        scripts / "train_grpo.sh": NODE,
-    }
-    for path, text in programs.items():
-        write_program(path, text)
+    write_program(tmp_path / "bin" / "scontrol", SCONTROL)
+    write_program(tmp_path / "bin" / "srun", SRUN)
+    write_program(scripts / "train_grpo.sh", NODE)
     for name in ("slurm_train.sbatch", "run_folder.sh", "checks.sh"):
         shutil.copy(ROOT / "scripts" / "post_train" / name, scripts)
     ours = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": tmp_path / "calls", "STATUS": status}
     job = {"SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
-    return subprocess.run(
-        ["bash", scripts / "slurm_train.sbatch", *WORDS],
-        env={name: str(value) for name, value in (job | ours | settings).items()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {name: str(value) for name, value in (job | ours | settings).items()}
+    command = ["bash", scripts / "slurm_train.sbatch", *WORDS]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("status", [0, 1, 75])
