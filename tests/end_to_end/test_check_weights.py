@@ -23,15 +23,12 @@ def test_the_diffusers_layout_is_checked_too(tiny_root: Path, capsys: pytest.Cap
     assert f"bytes  {tiny_root / 'text_encoder'}\n" in capsys.readouterr().out
 
 
+CUT = ["vae/diffusion_pytorch_model.safetensors", "text_encoder/llm/model.safetensors"]
+CUT += ["text_encoder/llm/tokenizer.json", "text_encoder/byt5-small/tokenizer_config.json"]
+
+
 @pytest.mark.parametrize(
-    ("layout", "file"),
-    [
-        ("original_root", "vae/diffusion_pytorch_model.safetensors"),
-        ("original_root", "text_encoder/llm/model.safetensors"),
-        ("original_root", "text_encoder/llm/tokenizer.json"),
-        ("original_root", "text_encoder/byt5-small/tokenizer_config.json"),
-        ("tiny_root", "tokenizer/tokenizer.json"),
-    ],
+    ("layout", "file"), [*(("original_root", file) for file in CUT), ("tiny_root", "tokenizer/tokenizer.json")]
 )
 def test_a_file_that_was_cut_short_is_named(request, tmp_path, capsys, layout, file):
     root = shutil.copytree(request.getfixturevalue(layout), tmp_path / "ckpts")

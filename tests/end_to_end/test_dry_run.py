@@ -15,7 +15,6 @@ from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.planning import preflight as module
 from hyvideo.planning.preflight import check_space, preflight
 from hyvideo.training.run import Run
-from tests.support.command_line import CommandLine
 from tests.support.reward_server import serving
 from tests.support.rewards import Brightness
 from tests.support.training import PROMPTS, arguments, write_prompts
@@ -23,11 +22,8 @@ from tests.support.training import PROMPTS, arguments, write_prompts
 
 @pytest.fixture
 def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., str]:
-    """Check a run of the tiny model in this process; keywords are settings."""
-
     def check(**settings: object) -> str:
-        config = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings))
-        return preflight(config)
+        return preflight(load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings)))
 
     return check
 
@@ -42,12 +38,6 @@ def test_the_command_prints_the_plan_and_writes_nothing(command_line, tiny_root,
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and "outputs_of" not in str(path)] == []
 
 
-def test_missing_weights_end_it_with_what_is_missing(command_line: CommandLine, prompts_csv: Path, tmp_path: Path):
-    flags = arguments(tmp_path / "nothing", prompts_csv, tmp_path / "run")
-    finished = command_line.run("post_train.py", [*flags, "--dry_run"])
-    assert finished.status == 2 and "weights are missing for version 480p_t2v" in finished.stderr
-
-
 def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_root: Path, tmp_path: Path):
     damaged = tmp_path / "damaged"
     shutil.copytree(tiny_root, damaged)
@@ -57,18 +47,17 @@ def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_ro
         dry_run(pretrained_model_root=damaged)
 
 
-def test_a_reward_without_its_weights_is_found(dry_run):
-    with pytest.raises(ValueError, match="VideoReward"):
-        dry_run(reward_model="videoalign_local")
-
-
-def test_a_judge_that_cannot_be_built_or_has_too_few_videos_is_found(dry_run, tmp_path: Path):
+def test_a_reward_without_its_weights_and_a_judge_that_cannot_be_built_or_has_too_few_videos_are_found(
+    dry_run, tmp_path
+):
     judge = '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}'
     settings = {"reward_guard": judge, "validation_interval": 1, "validation_num_videos": 8}
     with pytest.raises(ValueError, match="would compare 4 validation videos"):
         dry_run(**settings)
     with pytest.raises(ValueError, match="reward_guard: moving_shapes has no metric XQ"):
         dry_run(**settings, valid_video_csv=write_prompts(tmp_path / "valid.csv", 2 * PROMPTS))
+    with pytest.raises(ValueError, match="VideoReward"):
+        dry_run(reward_model="videoalign_local")
 
 
 def test_a_reward_server_is_asked_as_the_run_will(dry_run, tiny_root, prompts_csv, tmp_path, monkeypatch):
@@ -92,13 +81,6 @@ def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training: Callabl
         dry_run(resume_from_checkpoint=training.folder.checkpoints / "step_1", eta=0.4)
 
 
-def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ValueError, match="already holds a run"):
-        dry_run()
-
-
 def test_a_folder_that_cannot_be_written_is_named(dry_run, monkeypatch):
     def refuse(**keywords: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -118,17 +100,13 @@ def test_a_folder_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, 
     assert not list(tmp_path.rglob(".dry_run-*"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "needed", "keeps_best"),
-    [
-        ({"max_steps": 1000, "save_interval": 100, "keep_last": 3}, 4, False),
-        ({"max_steps": 200, "save_interval": 100, "keep_last": 3}, 2, False),
-        ({"max_steps": 1000, "save_interval": 0}, 1, False),
-        ({"max_steps": 1000, "save_interval": 100, "keep_last": 1, "keep_every": 200}, 7, False),
-        ({"max_steps": 100, "save_interval": 1, "keep_last": 2}, 3, False),
-        ({"max_steps": 100, "save_interval": 1, "keep_last": 2}, 4, True),
-    ],
-)
+MANY = {"max_steps": 1000, "save_interval": 100, "keep_last": 3}
+OFTEN = {"max_steps": 100, "save_interval": 1, "keep_last": 2}
+ROOM = [(MANY, 4, False), (MANY | {"max_steps": 200}, 2, False), (MANY | {"save_interval": 0}, 1, False)]
+ROOM += [(MANY | {"keep_last": 1, "keep_every": 200}, 7, False), (OFTEN, 3, False), (OFTEN, 4, True)]
+
+
+@pytest.mark.parametrize(("settings", "needed", "keeps_best"), ROOM)
 def test_as_many_checkpoints_must_find_room_as_the_run_has(tmp_path, monkeypatch, settings, needed, keeps_best):
     folder, run = RunFolder(tmp_path / "run", None), RunConfig(**settings)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed * 10))
@@ -137,13 +115,10 @@ def test_as_many_checkpoints_must_find_room_as_the_run_has(tmp_path, monkeypatch
         check_space(folder, run, checkpoint_bytes=11, keeps_best=keeps_best)
 
 
-def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):
+def test_a_plan_that_does_not_fit_this_gpu_or_the_hosts_memory_ends_it(dry_run, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
     with pytest.raises(ValueError, match=r"GiB of host memory, but 1000000 process\(es\) need .* while they train"):
         dry_run()
-
-
-def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
     monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
     with pytest.raises(ValueError, match=r"but small has 1\. .*--search` looks for settings that fit"):
         dry_run()

@@ -12,21 +12,19 @@ import pytest
 from hyvideo.data.prompts import read_prompts
 from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import read_scored_videos
-from hyvideo.training.run import Run
 from scripts import evaluate as program
 from tests.support.command_line import CommandLine
 from tests.support.rewards import grey_videos
 from tests.support.training import PROMPTS
 from tests.support.vision_language import write_vision_language_model
 
-Captured = pytest.CaptureFixture
-Evaluate = Callable[..., int]
-
 SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_length", "5", "--guidance_scale", "1"]
 
 
 @pytest.fixture
-def evaluate(prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+def evaluate(
+    prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
     """Run it on four prompts with the moving-shapes reward; returns the exit status.
 
     generate.py is forked from a process that has imported it; test_checkpoint_names.py starts it as a user's call does.
@@ -42,7 +40,6 @@ def evaluate(prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monke
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of four videos as generate.py names them. Read only."""
     folder = tmp_path_factory.mktemp("written") / "greys"
     for number, video in enumerate(grey_videos(0, 60, 120, 180)):
         write_video(folder / f"{number:04d}.mp4", video, fps=24)
@@ -55,13 +52,7 @@ def greys(written: Path, tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
-    evaluate: Evaluate,
-    make_training: Callable[..., Run],
-    tiny_root: Path,
-    prompts_csv: Path,
-    greys: Path,
-    tmp_path: Path,
-    capfd: Captured,
+    evaluate, make_training, tiny_root, prompts_csv, greys, tmp_path, capfd
 ):
     training = make_training(max_steps=1, kl_weight=0.0)
     training.train()
@@ -95,21 +86,19 @@ def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(evaluate, tiny_ro
     assert evaluate(*base) == 0
     videos = tmp_path / "evaluation" / "base"
     assert {path.name for path in videos.iterdir()} == {f"{text}-{n}.mp4" for text in PROMPTS for n in (0, 1)}
-    assert {(video.prompt, video.seed) for video in read_scored_videos(videos)} == {
-        (text, seed) for text in PROMPTS for seed in (0, 1)
-    }
+    made = {(video.prompt, video.seed) for video in read_scored_videos(videos)}
+    assert made == {(text, seed) for text in PROMPTS for seed in (0, 1)}
     capfd.readouterr()
     assert evaluate(*base) == 0
     assert capfd.readouterr().err.count("is finished already") == 2 * len(PROMPTS)
 
 
-def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: Evaluate):
+def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate):
     judge = write_vision_language_model(tmp_path / "judge", "qwen3_vl")
     checks = json.dumps([{"question": "Is it bright?", "answer": "yes"}])
     with (tmp_path / "checks.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [("prompt", "checks"), *((text, checks) for text in PROMPTS[:-1]), (PROMPTS[-1], "")]
-        )
+        rows = [(text, checks) for text in PROMPTS[:-1]]
+        csv.writer(file).writerows([("prompt", "checks"), *rows, (PROMPTS[-1], "")])
     asked = ["--prompts_csv", tmp_path / "checks.csv", "--rewards", f"vlm_checks={judge}", "--videos", "greys", greys]
     assert evaluate(*asked) == 0
     result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
@@ -117,12 +106,19 @@ def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: E
     assert result["num_failed"]["greys"] == {"CHECKS": 0}, "a prompt without questions is no failure"
 
 
-def test_weights_of_overall_are_the_users_and_a_seed_given_twice_counts_once(evaluate, greys: Path, tmp_path: Path):
+def test_weights_of_overall_are_the_users_a_seed_given_twice_counts_once_and_rows_of_one_text_are_one_prompt(
+    evaluate, greys, tmp_path
+):
     assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}', "--seeds", 42, 42) == 0
     result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     means = result["means"]["greys"]
     assert result["num_videos"] == 4
     assert means["Overall"]["mean"] == pytest.approx(0.5 * means["VQ"]["mean"] + 2 * means["TA"]["mean"])
+    text = "a red circle moves slowly to the left"
+    (tmp_path / "seeds.csv").write_text(f"prompt,seed\n{text},1\n{text},2\nanother text,1\nanother text,2\n")
+    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "seeds.csv") == 0
+    result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert (result["num_prompts"], result["num_videos"]) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +134,12 @@ def test_weights_of_overall_are_the_users_and_a_seed_given_twice_counts_once(eva
         (["--videos", "a", "GREYS", "--seeds", "1", "2"], "There is no video '.*0000_seed1.mp4'"),
         (["--videos", "a", "GREYS", "--overall", '{"XQ": 1}'], "no reward gives XQ; there are VQ, MQ, TA"),
         (["--videos", "a", "GREYS", "--overall", "VQ"], "expected finite weights as JSON"),
-        *(
-            (["--videos", "a", "GREYS", "--overall", given], "expected finite weights")
-            for given in ('{"VQ": NaN}', "[" * 100_000, '{"VQ": ' + "9" * 400 + "}", '{"VQ": 1e999}')
-        ),
+        (["--videos", "a", "GREYS", "--overall", '{"VQ": NaN}'], "expected finite weights"),
+        (["--videos", "a", "GREYS", "--overall", "[" * 100_000], "expected finite weights"),
+        (["--videos", "a", "GREYS", "--overall", '{"VQ": ' + "9" * 400 + "}"], "expected finite weights"),
         (["--videos", "a", "GREYS", "--batchsize", "2"], "unknown flag --batchsize"),
-        *(
-            (["--model", "a", "ROOT", f"--{name}", "0"], f"--{name} must be at least 1; received 0.")
-            for name in ("batch_size", "num_processes")
-        ),
+        (["--model", "a", "ROOT", "--batch_size", "0"], "--batch_size must be at least 1; received 0."),
+        (["--model", "a", "ROOT", "--num_processes", "0"], "--num_processes must be at least 1; received 0."),
         (["--videos", "a", "GREYS", "--rewards", "moving_shape"], "Nearest: moving_shapes"),
         (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
     ],
@@ -158,19 +151,16 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(evaluate, greys, tin
     assert error.startswith("evaluate: ") and re.search(message, error)
 
 
-def test_a_model_needs_a_name_and_a_folder(evaluate: Evaluate, capsys: Captured):
+def test_damaged_videos_are_named_and_a_model_needs_a_name_and_a_folder(evaluate, greys, capsys):
+    shutil.copy(__file__, greys / "0002.mp4")
+    assert evaluate("--videos", "greys", greys) == 2
+    assert "0002.mp4" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         evaluate("--model", "alone")
     assert "--model takes NAME ROOT [TRAINED]; received alone" in capsys.readouterr().err
 
 
-def test_videos_that_are_damaged_are_named(evaluate: Evaluate, greys: Path, capsys: Captured):
-    shutil.copy(__file__, greys / "0002.mp4")
-    assert evaluate("--videos", "greys", greys) == 2
-    assert "0002.mp4" in capsys.readouterr().err
-
-
-def test_scores_of_other_weights_are_not_reused(evaluate: Evaluate, greys: Path, tmp_path: Path):
+def test_scores_of_other_weights_are_not_reused(evaluate, greys: Path, tmp_path: Path):
     scores = tmp_path / "evaluation" / "greys" / "evaluation_scores.jsonl"
     for root, num_rows in (("one", 4), ("one", 4), ("other", 8)):
         assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / root) == 0
@@ -198,14 +188,6 @@ def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(evaluat
     assert evaluate("--model", "base", tiny_root, "--videos", "greys", greys, *SAMPLING) == 2
     assert not (tmp_path / "evaluation").exists()
     assert "There is no video" in capsys.readouterr().err
-
-
-def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_path: Path):
-    text = "a red circle moves slowly to the left"
-    (tmp_path / "seeds.csv").write_text(f"prompt,seed\n{text},1\n{text},2\nanother text,1\nanother text,2\n")
-    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "seeds.csv") == 0
-    result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
-    assert (result["num_prompts"], result["num_videos"]) == (2, 4)
 
 
 @pytest.mark.parametrize(("rows", "told"), [("", "no prompts"), ("alone\n", "at least 2")])

@@ -48,7 +48,6 @@ def pipe_at(path: Path) -> Iterator[Path]:
 
 
 def run_main(main: Main, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Call an entry point in this process."""
     if main is post_train.main:  # reads its command line itself
         monkeypatch.setattr(sys, "argv", ["post_train.py", *argv])
         return main()
@@ -57,7 +56,6 @@ def run_main(main: Main, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.fixture
 def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with an input of each kind."""
     monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_root)
     Path("original").symlink_to(original_root)
@@ -90,6 +88,8 @@ IMAGES = {"pretrained_model_root": "original", "pretrained_transformer_version":
 IMAGES |= {"train_video_csv": "images.csv", "valid_video_csv": "images.csv"}
 CLIP = {"reward_model": "clip_score", "reward_checkpoint_path": "clip", "reward_weights": '{"CLIPScore": 1}'}
 EVALUATE = ["--prompts_csv", "prompts.csv", "--output_dir", "out", "--rewards", "moving_shapes"]
+VIDEOALIGN = [*EVALUATE[:4], *"--videos a videos --rewards videoalign_local --model_root reward".split()]
+I2V = "--transformer_version 480p_i2v --image_path first.png".split()
 ADAPTER, FACTS = "lora/pytorch_lora_weights.safetensors", "saved/step_5/facts.json"
 CASES: dict[str, tuple[str, Main, list[str]]] = {
     "config": ("given.yaml", post_train.main, train(config="given.yaml")),
@@ -99,21 +99,9 @@ CASES: dict[str, tuple[str, Main, list[str]]] = {
     "facts of a checkpoint": (FACTS, post_train.main, train(resume_from_checkpoint="saved/step_5")),
     "an adapter": (ADAPTER, post_train.main, train(use_lora=True, pretrained_lora_path="lora")),
     "weights of a CLIP": ("clip/model.safetensors", post_train.main, train(**CLIP)),
-    "settings of VideoReward": (
-        "reward/VideoReward/model_config.json",
-        evaluate.main,
-        [*EVALUATE[:4], "--videos", "a", "videos", "--rewards", "videoalign_local", "--model_root", "reward"],
-    ),
-    "prompts to sample": (
-        "prompts.csv",
-        generate.main,
-        ["--model_path", "model", "--prompts_csv", "prompts.csv", "--output_path", "out"],
-    ),
-    "an image to start from": (
-        "first.png",
-        generate.main,
-        ["--model_path", "original", *SAMPLE[2:], "--transformer_version", "480p_i2v", "--image_path", "first.png"],
-    ),
+    "settings of VideoReward": ("reward/VideoReward/model_config.json", evaluate.main, VIDEOALIGN),
+    "prompts to sample": ("prompts.csv", generate.main, [*SAMPLE[:4], "--prompts_csv", "prompts.csv"]),
+    "an image to start from": ("first.png", generate.main, ["--model_path", "original", *SAMPLE[2:], *I2V]),
     "an adapter to sample with": (ADAPTER, generate.main, [*SAMPLE, "--lora_path", "lora"]),
     "a checkpoint to sample with": (FACTS, generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_5"]),
     "prompts to compare by": ("prompts.csv", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
@@ -181,11 +169,7 @@ def test_what_a_message_quotes_is_shown_and_not_obeyed(place, main, argv, monkey
 
 
 ELSEWHERE: dict[str, tuple[dict[str, object], str, dict[str, object]]] = {
-    "another's weights": (
-        CLIP,
-        "clip/model.safetensors.index.json",
-        {"weight_map": {"logit_scale": "../original/vae/x.safetensors"}, "metadata": {}},
-    ),
+    "another's weights": (CLIP, "clip/model.safetensors.index.json", {"weight_map": {"a": "../x.safetensors"}}),
     "another's tokens": ({}, "own/tokenizer/special_tokens_map.json", {"tokenizer_file": "/elsewhere/tokenizer.json"}),
     "another's vocabulary": ({}, "own/tokenizer/tokenizer_config.json", {"gguf_file": "../../x.gguf"}),
     "a hundred million tokens": ({}, "own/tokenizer_2/tokenizer_config.json", {"extra_ids": 10**8}),
@@ -193,9 +177,7 @@ ELSEWHERE: dict[str, tuple[dict[str, object], str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("settings", "path", "content"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_a_component_that_reaches_outside_its_folder_is_refused_by_its_file(
-    place, settings, path, content, monkeypatch, capsys
-):
+def test_a_component_that_reaches_outside_is_refused_by_its_file(place, settings, path, content, monkeypatch, capsys):
     shutil.copytree("model", "own")
     Path(path).write_text(json.dumps(content))
     with bounded_memory():
@@ -216,13 +198,11 @@ ABSURD: dict[str, dict[str, object]] = {
     "collective_timeout is": {"collective_timeout": 10**15},
     "GiB per decoded video": {"sample_n_frames": 4 * 10**12 + 1},
     "rollout_size 99984x99984": {"rollout_size": "99984x99984"},
-    "field larger than field limit (131072)": {"train_video_csv": "large.csv"},
 }
 
 
 @pytest.mark.parametrize(("words", "settings"), ABSURD.items(), ids=ABSURD)
 def test_what_cannot_be_held_in_memory_is_refused(place, words, settings, monkeypatch, capsys):
-    Path("large.csv").write_text(f"prompt\n{'a' * 200_000}\n")
     with bounded_memory():
         assert run_main(post_train.main, train(**settings), monkeypatch) == 2
     assert words in capsys.readouterr().err

@@ -32,8 +32,6 @@ def generate(command_line: CommandLine, tiny_root: Path) -> Generate:
 
 @pytest.fixture
 def video(generate: Generate, command_line: CommandLine) -> Callable[..., Tensor]:
-    """Run generate.py for one prompt and read the video it wrote."""
-
     def run(**flags: Any) -> Tensor:
         path = command_line.folder / f"{len(list(command_line.folder.iterdir()))}.mp4"
         finished = generate(output_path=path, **flags)
@@ -43,7 +41,9 @@ def video(generate: Generate, command_line: CommandLine) -> Callable[..., Tensor
     return run
 
 
-def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(generate: Generate, command_line: CommandLine):
+def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made_and_a_prompt_that_is_cut_is_told(
+    generate, command_line
+):
     finished = generate(output_path="sub/red.mp4", seed=7, fps=12)
     assert finished.status == 0, finished.stderr
     assert read_video(command_line.folder / "sub" / "red.mp4").shape == (9, 32, 48, 3)
@@ -51,30 +51,19 @@ def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(generate: Gene
     note = json.loads((command_line.folder / "sub" / "red.json").read_text())
     assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
     assert finished.stdout == "wrote sub/red.mp4 (and how it was made: red.json)\n"
+    finished = generate(output_path="red.mp4", prompt="red " * 1200)
+    assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
 
 
-def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Callable[..., Tensor]):
+def test_a_video_is_decided_by_prompt_seed_guidance_shift_steps_and_the_noise_of_a_rollout(video):
     first = video(seed=7)
     assert torch.equal(first, video(seed=7))
-    others = (
-        video(seed=8),
-        video(seed=7, shift=9.0),
-        video(seed=7, num_inference_steps=3),
-        video(seed=7, prompt=PROMPTS[1]),
-        video(seed=7, guidance_scale=6.0),
-        video(seed=7, guidance_scale=6.0, negative_prompt="blurred"),
-    )
-    videos = [first, *others]
+    others = ({"seed": 8}, {"shift": 9.0}, {"num_inference_steps": 3}, {"prompt": PROMPTS[1]}, {"guidance_scale": 6.0})
+    negative = {"guidance_scale": 6.0, "negative_prompt": "blurred"}
+    videos = [first, *(video(**{"seed": 7} | other) for other in (*others, negative))]
     assert not any(torch.equal(a, b) for i, a in enumerate(videos) for b in videos[:i])
-
-
-def test_an_adapters_checkpoint_gives_the_trained_policys_videos(video, make_training):
-    training = make_training(max_steps=2, use_lora=True, learning_rate=0.02)
-    training.train()
-    checkpoint = training.folder.checkpoints / "step_2"
-    trained = video(checkpoint_path=checkpoint)
-    assert not torch.equal(trained, video())
-    assert torch.equal(video(lora_path=checkpoint), trained)
+    assert not torch.equal(first, video(seed=7, sde_type="sage_grpo", eta=0.7))
+    assert torch.equal(first, video(seed=7, sde_type="sage_grpo", eta=0.0))
 
 
 def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, command_line):
@@ -116,7 +105,7 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Ge
     assert all(path.stat().st_mtime_ns != first[path] for path in first)
 
 
-def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_them_does_not(
+def test_other_weights_make_the_videos_again_and_a_copy_does_not(
     generate, video, make_training, command_line, tmp_path
 ):
     training = make_training(max_steps=2, learning_rate=0.02, save_interval=1)
@@ -136,17 +125,6 @@ def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_the
     assert "finished already" not in finished.stderr
 
 
-def test_a_prompt_that_is_cut_is_told(generate: Generate):
-    finished = generate(output_path="red.mp4", prompt="red " * 1200)
-    assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
-
-
-def test_a_rollouts_noise_can_be_looked_at(video: Callable[..., Tensor]):
-    ode, sage = video(seed=7), video(seed=7, sde_type="sage_grpo", eta=0.7)
-    assert not torch.equal(ode, sage)
-    assert torch.equal(ode, video(seed=7, sde_type="sage_grpo", eta=0.0))
-
-
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     noisy_image(0, (40, 60)).save(tmp_path / "image.png")
@@ -163,17 +141,8 @@ def test_a_video_starts_from_an_image_in_its_ratio(video, original_root, tmp_pat
     assert video(**flags, aspect_ratio="16:9").shape == (1, 480, 848, 3)
 
 
-BAD_INPUT = {
-    "found without PyTorch": ({"model_path": "nowhere"}, "weights are missing for version 480p_t2v"),
-    "found with it": ({"output_path": "video.avi"}, "expected a file ending in .mp4"),
-}
-"""One case before PyTorch is imported and one after; the others are in test_generate_request.py."""
-
-
-@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_named_and_leaves_nothing(generate, command_line, flags, message):
-    finished = generate(**{"output_path": "video.mp4", **flags})
-    assert finished.status == 2
-    assert message in finished.stderr
-    assert "Traceback" not in finished.stderr
-    assert list(command_line.folder.iterdir()) == []
+def test_bad_input_is_named_and_leaves_nothing(generate, command_line):
+    """The cases are in test_generate_request.py."""
+    finished = generate(output_path="video.avi")
+    assert finished.status == 2 and "expected a file ending in .mp4" in finished.stderr
+    assert "Traceback" not in finished.stderr and list(command_line.folder.iterdir()) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from generate import parse_arguments
-from hyvideo.evaluation.generate import Request, _written, request_of
+from hyvideo.evaluation.generate import Request, request_of
 from hyvideo.evaluation.original_command import NOT_HERE
 from tests.support.release import SAMPLING
 from tests.support.training import PROMPTS, noisy_image, write_prompts
@@ -48,8 +48,8 @@ def test_the_releases_sampling_command_is_taken_as_it_stands(original_root, tmp_
     assert capsys.readouterr().err == ""
 
 
-def test_without_its_csv_the_releases_sampling_command_makes_the_video_of_its_prompt(
-    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_without_its_csv_the_releases_command_makes_the_video_of_its_prompt(
+    original_root, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     command = shlex.split(SAMPLING.replace("MODEL", str(original_root)))
@@ -71,13 +71,10 @@ def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     release = {"prompt": "a cat", "resolution": "480p", "valid_video_csv": "no.csv"}
     made = ask(**release, enable_cache=True, use_sageattn="off", dtype="fp32", image_path="none")
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(";")[0].partition(",")[0] for line in told] == [
-        "generate.py: --enable_cache has no effect: every step is computed",
-        "generate.py: --dtype has no effect: a GPU computes in bfloat16",
-        "generate.py: The release makes super resolution by default",
-        "generate.py: --valid_video_csv: there is no file 'no.csv'",
-    ]
+    expected = ["--enable_cache has no effect: every step is", "--dtype has no effect: a GPU computes in bfloat16"]
+    expected += ["The release makes super resolution by default", "--valid_video_csv: there is no file 'no.csv'"]
+    for line, start in zip(capsys.readouterr().err.splitlines(), expected, strict=True):
+        assert line.startswith(f"generate.py: {start}")
     with pytest.raises(ValueError, match="720p_t2v_distilled"):
         ask(prompt="a cat", resolution="720p", cfg_distilled=True, sr=0)
     for name, advice in NOT_HERE.items():
@@ -111,24 +108,15 @@ BAD = {
     "no version": ({}, "none was named, .* holds 480p_i2v"),
     "no image": ({"transformer_version": "480p_i2v"}, "image-to-video model was given 1 of 1 prompts without an image"),
     "damaged image": ({"transformer_version": "480p_i2v", "image_path": __file__}, "image '.*' cannot be read"),
-    "image for a t2v version": (
-        {"transformer_version": "480p_t2v", "image_path": __file__},
-        "text-to-video model was given 1 of 1 prompts with an image",
-    ),
-    "missing checkpoint": ({"transformer_version": "480p_t2v", "checkpoint_path": "nowhere"}, "'nowhere' is not a"),
-    "missing adapter": ({"transformer_version": "480p_t2v", "lora_path": "nowhere"}, "no adapter at 'nowhere/"),
-    "too few processes": (
-        {"transformer_version": "480p_t2v", "sp_size": 2},
-        "world size 1 is not divisible by sp_size 2",
-    ),
-    "offload without a GPU": (
-        {"transformer_version": "480p_t2v", "offload": True},
-        "--offload moves networks between GPU and host memory",
-    ),
 }
-
-
-NUMBERS = {
+OF_T2V = {
+    "a prompt that is no text": ({"prompt": "caf\udce9"}, "'utf-8' codec can't encode"),
+    "a negative prompt that is no text": ({"negative_prompt": "caf\udce9"}, "'utf-8' codec can't encode"),
+    "image for a t2v version": ({"image_path": __file__}, "text-to-video model was given 1 of 1 prompts with an image"),
+    "missing checkpoint": ({"checkpoint_path": "nowhere"}, "'nowhere' is not a"),
+    "missing adapter": ({"lora_path": "nowhere"}, "no adapter at 'nowhere/"),
+    "too few processes": ({"sp_size": 2}, "world size 1 is not divisible by sp_size 2"),
+    "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
     "frames": ({"video_length": 10}, "must have 4 n \\+ 1 frames.*received 10 frames.*take 9 or 13"),
     "few frames": ({"video_length": 2}, "received 2 frames of 480x848: take 1 or 5 frames"),
     "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
@@ -146,26 +134,23 @@ NUMBERS = {
 }
 IDLE = {
     "negative prompt": (
-        {"negative_prompt": "blurry", "guidance_scale": 1},
-        "--negative_prompt 'blurry' .* guidance_scale 1 .* above 1, or leave --negative_prompt out",
+        {"negative_prompt": "dim", "guidance_scale": 1},
+        "'dim' .* guidance_scale 1 .* or leave --nega",
     ),
     "eta": ({"eta": 0.5}, "--eta is the noise of another --sde_type than ode: give one, or leave --eta out"),
     "distilled": ({"cfg_distilled": True}, "--cfg_distilled .* name a version with --resolution.*: give --resolution"),
-    "distilled and a version": (
-        {"enable_step_distill": True, "resolution": "480p", "video_length": 81},
-        "--enable_step_distill .* name a version .* --transformer_version alone",
-    ),
+    "distilled and a version": ({"enable_step_distill": True, "resolution": "480p"}, "a version .* --transformer_ver"),
 }
 """Flags that nothing would read."""
 T2V = {"transformer_version": "480p_t2v", "video_length": 81}
-BAD |= {name: (T2V | flags, message) for name, (flags, message) in NUMBERS.items()}
+BAD |= {name: (T2V | flags, message) for name, (flags, message) in OF_T2V.items()}
 BAD |= {f"idle {name}": (T2V | flags, message) for name, (flags, message) in IDLE.items()}
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
 def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        ask(prompt="a cat", **flags)
+        ask(**{"prompt": "a cat"} | flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,37 +161,9 @@ def test_a_pipe_in_a_videos_or_its_notes_place_is_refused_before_the_video_is_ma
         ask(prompt="a cat", **T2V)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"prompt": "caf\udce9"}, "'utf-8' codec can't encode"),
-        ({"prompt": "a cat", "negative_prompt": "caf\udce9"}, "'utf-8' codec can't encode"),
-        ({"prompts_csv": "nowhere.csv"}, "prompt CSV 'nowhere.csv' cannot be read"),
-    ],
-)
-def test_a_text_that_cannot_be_read_is_refused(ask: Callable[..., Request], flags: dict[str, str], message: str):
-    with pytest.raises(ValueError, match=message):
-        ask(**flags, transformer_version="480p_t2v")
-
-
 def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path: Path):
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
     with pytest.raises(ValueError, match="a CSV names images in its column ref_image_path"):
         ask(prompts_csv=csv, image_path="x.png", transformer_version="480p_i2v")
     jobs = ask(prompts_csv=csv, output_path=tmp_path / "out", transformer_version="480p_i2v", seed=3).jobs
     assert [Path(job.prompt.ref_image_path).name for job in jobs] == [f"prompts_{row}.png" for row in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("names", "seed", "said"),
-    [
-        ("row", "1", "wrote {made}/0000.mp4 (and how it was made: 0000.json)"),
-        ("vbench", "1", "wrote {made}/a cat-0.mp4 (and how it was made: {made}_notes/a cat-0.json)"),
-        ("vbench", "1 2", "wrote 2 videos to {made}, notes on them to {made}_notes"),
-    ],
-)
-def test_it_says_where_videos_and_notes_lie(original_root: Path, tmp_path: Path, names: str, seed: str, said: str):
-    csv, made = write_prompts(tmp_path / "prompts.csv", ["a cat"]), tmp_path / "made"
-    argv = ["--model_path", original_root, "--prompts_csv", csv, "--output_path", made, "--file_names", names]
-    argv = [*map(str, argv), "--transformer_version", "480p_t2v", "--seed", *seed.split()]
-    assert _written(request_of(parse_arguments(argv))) == said.format(made=made)

@@ -35,7 +35,6 @@ from tests.support.run_folders import write_run
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint of one tensor, beside a file that is none of its own."""
     (tmp_path / "secret").write_text("secret")
     return begin_save(tmp_path / "checkpoints", 2, {"policy": {"w": torch.arange(6.0)}}, {"round": 1}).finish()
 
@@ -136,17 +135,13 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
+ODD = TEXTS | st.sampled_from(["../secret.safetensors", "./b.safetensors", "b.safetensors/"])
 INDEX = {"metadata": {"total_size": 48}, "weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
 
 
 @fuzz(4)
 @given(
-    st.one_of(
-        json_files(INDEX),
-        st.one_of(TEXTS, st.sampled_from(["../secret.safetensors", "./b.safetensors", "b.safetensors/"])).map(
-            lambda name: json.dumps({"weight_map": {"a": "a.safetensors", "b": name, "c": name}}).encode()
-        ),
-    )
+    json_files(INDEX) | ODD.map(lambda b: json.dumps({"weight_map": {"a": "a.safetensors", "b": b, "c": b}}).encode())
 )
 def test_any_index_of_weights_is_true_or_refused_by_name(shards: Path, content: bytes):
     (shards / "model.safetensors.index.json").write_bytes(content)
@@ -161,7 +156,6 @@ VIDEO = {"video": "000.mp4", "prompt": "a cat", "seed": 3, "reward": 0.5, "VQ": 
 
 
 def lines_of(row: dict) -> st.SearchStrategy[bytes]:
-    """A JSON Lines file that should hold such rows."""
     true = json.dumps(row).encode()
     line = st.one_of(st.just(true), changed(row).map(lambda tree: json.dumps(tree).encode()), json_files(row))
     return st.lists(line, max_size=4).map(b"\n".join).flatmap(lambda text: st.one_of(st.just(text), damaged(text)))
@@ -255,17 +249,11 @@ def test_any_damage_to_a_run_folder_gives_a_report_or_a_reason(run_folder: Path,
 
 ALPHABET = st.text(st.sampled_from("prompt,index,seed,ref_image_path\n\r\"\0 \t'15-é\ufeff"), max_size=60)
 IMAGES = ("inside.png", "../secret.png", "link.png", "folder/a.png", "loop", "pipe", "folder", "../root/inside.png")
-CELLS = st.one_of(
-    st.sampled_from(["a cat", "", "0", "7", "-1", "9" * 19, "9" * 5000, "٣", "1.0", "1e3", "nan", "\0", "~", "."]),
-    st.sampled_from([*IMAGES, "/etc/passwd", "/dev/zero", "inside.png\0", "a" * 300, "../" * 400 + "etc/passwd"]),
-    st.sampled_from(["=1+1", "\u2028", "\ufeff", "\r", "\n", '"', ",", "x" * 140_000]),
-    st.text(max_size=8),
-)
-HEADERS = st.one_of(
-    st.permutations(COLUMNS), st.lists(st.one_of(st.sampled_from(COLUMNS), CELLS), min_size=1, max_size=5)
-)
-
-
+WORDS = ["a cat", "", "0", "7", "-1", "9" * 19, "9" * 5000, "٣", "1.0", "1e3", "nan", "\0", "~", "."]
+PATHS = [*IMAGES, "/etc/passwd", "/dev/zero", "inside.png\0", "a" * 300, "../" * 400 + "etc/passwd"]
+SIGNS = ["=1+1", "\u2028", "\ufeff", "\r", "\n", '"', ",", "x" * 140_000]
+CELLS = st.sampled_from(WORDS) | st.sampled_from(PATHS) | st.sampled_from(SIGNS) | st.text(max_size=8)
+HEADERS = st.permutations(COLUMNS) | st.lists(st.sampled_from(COLUMNS) | CELLS, min_size=1, max_size=5)
 QUOTINGS = (lambda text: '"{}"'.format(text.replace('"', '""')), str, '"{}'.format)
 
 
@@ -277,9 +265,8 @@ def csv_texts(draw: st.DrawFn) -> bytes:
     separator = draw(st.sampled_from([",", ",", ",", ", ", ";", "\t"]))
     quoted = draw(st.sampled_from([QUOTINGS[0], *QUOTINGS]))
     lines = [separator.join(map(quoted, row)) for row in [header, *rows]]
-    text = draw(st.sampled_from(["", "", "\ufeff", "\ufeff\ufeff"])) + draw(st.sampled_from(["\n", "\r\n", "\r"])).join(
-        lines
-    )
+    text = draw(st.sampled_from(["\n", "\r\n", "\r"])).join(lines)
+    text = draw(st.sampled_from(["", "", "\ufeff", "\ufeff\ufeff"])) + text
     encoding = draw(st.sampled_from(["utf-8", "utf-8", "utf-8", "utf-16", "utf-32-be", "latin-1", "cp1252"]))
     return text.encode(encoding, "surrogatepass" if "utf" in encoding else "replace")
 
@@ -306,13 +293,7 @@ def listing(folder: Path) -> list[tuple[str, int]]:
 
 @fuzz()
 @given(
-    st.one_of(
-        csv_texts(),
-        csv_texts(),
-        st.binary(max_size=60),
-        ALPHABET.map(lambda text: b"prompt,index,seed\n" + text.encode()),
-        ALPHABET.map(str.encode),
-    ),
+    csv_texts() | csv_texts() | st.binary(max_size=60) | ALPHABET.map("prompt,index,seed\n{}".format).map(str.encode),
     st.booleans(),
 )
 def test_any_csv_gives_prompts_or_a_value_error_that_names_the_file(root: Path, content: bytes, confined: bool):
@@ -330,13 +311,7 @@ def test_any_csv_gives_prompts_or_a_value_error_that_names_the_file(root: Path, 
 
 
 @fuzz(5)
-@given(
-    st.lists(
-        st.text(st.characters(codec="utf-8", exclude_characters="\r")).map(str.strip).filter(bool),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r")).map(str.strip).filter(bool), min_size=1))
 def test_any_texts_written_as_csv_come_back(tmp_path: Path, texts: list[str]):
     (tmp_path / "prompts.csv").write_bytes("\n".join(["prompt", *map(QUOTINGS[0], texts)]).encode())
     assert [prompt.text for prompt in read_prompts([tmp_path / "prompts.csv"])] == texts

@@ -37,8 +37,6 @@ STATUSES = st.one_of(st.just(200), st.sampled_from([200, 204, 302, 304, 401, 404
 
 
 class Wire:
-    """Answers every request with what it was told last."""
-
     def say(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self._answer = (status, headers or {}, body)
 
@@ -59,13 +57,9 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 @pytest.fixture
 def reward(wire: Wire) -> WeightedReward:
-    chosen = {
-        "reward_model": "brightness",
-        "reward_weights": {"brightness": 1.0},
-        "remote_reward_url": "http://rewards",
-    }
+    chosen = {"reward_model": "brightness", "reward_weights": {"brightness": 1.0}, "reward_max_failed": 1.0}
     with requests_limited(retries=0):
-        return get_reward_fn(RewardConfig(**chosen, reward_max_failed=1.0))
+        return get_reward_fn(RewardConfig(**chosen, remote_reward_url="http://rewards"))
 
 
 @fuzz(2)
@@ -131,14 +125,9 @@ def test_any_answer_of_a_chat_server_gives_a_probability_or_none(wire, body, sta
 
 CONTENT = VIDEOS[0].numpy().tobytes()
 REQUEST = {"prompts": ["a"], "format": "raw", "shape": [5, 32, 32, 3]}
-PARTS = st.lists(
-    st.tuples(
-        st.sampled_from(["videos", "videos", "request", "other"]),
-        st.one_of(st.none(), st.just("0"), TEXTS.map(lambda text: text.encode("utf-8", "replace").decode())),
-        st.one_of(st.just(CONTENT), st.just(b""), st.binary(max_size=8), st.just(b"\0" * 5000)),
-    ),
-    max_size=3,
-)
+FILES = st.sampled_from([None, "0"]) | TEXTS.map(lambda text: text.encode("utf-8", "replace").decode())
+BODIES = st.sampled_from([CONTENT, b"", b"\0" * 5000]) | st.binary(max_size=8)
+PARTS = st.lists(st.tuples(st.sampled_from(["videos", "videos", "request", "other"]), FILES, BODIES), max_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +161,7 @@ def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str
 @fuzz(4)
 @given(
     changed(REQUEST).map(json.dumps),
-    st.sampled_from(
-        ["multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "application/json", "x", ""]
-    ),
+    st.sampled_from(["multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "application/json", ""]),
     st.sampled_from(["", "; charset=undefined", "; charset=zlib", "; boundary=", '; boundary="', "; charset=\x00"]),
     st.binary(max_size=60),
 )

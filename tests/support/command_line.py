@@ -34,12 +34,9 @@ class Finished:
 class Command(ForkServerProcess):
     """A running command; `wait` for it, or `signal_when` something has happened."""
 
-    def __init__(
-        self, script: str, argv: Sequence[str], environment: Mapping[str, str], folder: Path, outputs: Path
-    ) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, outputs: Path) -> None:
         super().__init__()
-        self._argv, self._environment, self._folder = [script, *argv], dict(environment), folder
-        self._outputs = outputs
+        self._argv, self._environment, self._folder, self._outputs = list(argv), dict(environment), folder, outputs
 
     def run(self) -> None:
         """Be the command: in the forked process."""
@@ -87,7 +84,7 @@ class CommandLine:
         """Start `python script argv...`, with `environment` added to this process's."""
         outputs = self._outputs / str(len(list(self._outputs.iterdir())))
         outputs.mkdir()
-        command = Command(script, argv, environment, self.folder, outputs)
+        command = Command([script, *argv], environment, self.folder, outputs)
         command.start()
         return command
 

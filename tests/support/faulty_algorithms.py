@@ -18,8 +18,6 @@ class ReadsTheLoss(GRPO):
 
 
 class MixesInTheAnchorPass(GRPO):
-    """Adds a host tensor to the latents of the anchor's pass."""
-
     def _anchor_means(self, trajectory: Trajectory, updates: Any) -> Tensor | None:
         means = trajectory.rollout.latents + torch.zeros(trajectory.rollout.latents.shape[-1])
         assert means.shape == trajectory.rollout.latents.shape
@@ -27,16 +25,12 @@ class MixesInTheAnchorPass(GRPO):
 
 
 class CopiesFromPageableMemory(GRPO):
-    """Brings numbers to the device in the middle of an update, from memory that is not pinned."""
-
     def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, numbers = super()._loss(*args)
         return loss + torch.zeros(2**15).to(loss.device).sum(), numbers
 
 
 class SelectsByAMask(GRPO):
-    """Asks for as many elements as a mask has, which the host cannot know."""
-
     def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
         loss, numbers = super()._loss(*args)
         return loss + loss[None][loss[None] > 0].sum(), numbers

@@ -91,13 +91,9 @@ def inject(name: str, after: int) -> None:
         call, calls = getattr(owner, attribute), itertools.count()
 
         def counted(*args: Any, **settings: Any) -> Any:
-            return (spoiled if next(calls) == after else _plain)(call, *args, **settings)
+            return spoiled(call, *args, **settings) if next(calls) == after else call(*args, **settings)
 
         setattr(owner, attribute, counted)
-
-
-def _plain(call: Call, *args: Any, **settings: Any) -> Any:
-    return call(*args, **settings)
 
 
 if __name__ == "__main__":

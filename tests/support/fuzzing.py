@@ -17,24 +17,13 @@ def fuzz(share: int = 1) -> settings:
     return settings(max_examples=examples, deadline=timedelta(seconds=20), suppress_health_check=list(HealthCheck))
 
 
-TEXTS = st.one_of(
-    st.text(max_size=8),
-    st.sampled_from(
-        ["", "..", "/etc/passwd", "../../x", "\0", "\ud800", "a" * 5000, "nan", "1e999", "-1", "(a+)+$", "[", "\u2028"]
-    ),
-)
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 5),
-    st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**30, -(10**400), 10**400, 0.5, -0.0, 1e39, 1e308]),
-    st.floats(),
-    TEXTS,
-)
+HOSTILE = ["", "..", "/etc/passwd", "../../x", "\0", "\ud800", "a" * 5000, "nan", "1e999", "-1", "(a+)+$"]
+HOSTILE += ["[", "\u2028"]
+TEXTS = st.text(max_size=8) | st.sampled_from(HOSTILE)
+LARGE = [2**31, 2**63, -(2**63) - 1, 10**30, -(10**400), 10**400, 0.5, -0.0, 1e39, 1e308]
+SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(LARGE) | st.floats() | TEXTS
 TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
-    max_leaves=6,
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=6
 )
 """Anything that JSON can say."""
 

@@ -29,45 +29,33 @@ _TRANSFORMER_NAMES = (
     ("context_embedder.token_refiner.refiner_blocks.", "txt_in.individual_token_refiner.blocks."),
     *((f"{ours}.linear_{n}", f"{theirs}.mlp.{2 * n - 2}") for ours, theirs in _EMBEDDERS.items() for n in (1, 2)),
     ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
-    ("context_embedder.proj_in", "txt_in.input_embedder"),
-    ("context_embedder_2.norm", "byt5_in.layernorm"),
-    ("context_embedder_2.linear_", "byt5_in.fc"),
-    ("x_embedder", "img_in"),
-    ("cond_type_embed.", "cond_type_embedding."),
-    ("image_embedder.norm_in", "vision_in.proj.0"),
-    ("image_embedder.linear_1", "vision_in.proj.1"),
-    ("image_embedder.linear_2", "vision_in.proj.3"),
-    ("image_embedder.norm_out", "vision_in.proj.4"),
-    ("transformer_blocks.", "double_blocks."),
-    ("norm1.linear", "img_mod.linear"),
-    ("norm1_context.linear", "txt_mod.linear"),
+    *(("context_embedder.proj_in", "txt_in.input_embedder"), ("context_embedder_2.norm", "byt5_in.layernorm")),
+    *(("context_embedder_2.linear_", "byt5_in.fc"), ("x_embedder", "img_in")),
+    *(("cond_type_embed.", "cond_type_embedding."), ("image_embedder.norm_in", "vision_in.proj.0")),
+    *(("image_embedder.linear_1", "vision_in.proj.1"), ("image_embedder.linear_2", "vision_in.proj.3")),
+    *(("image_embedder.norm_out", "vision_in.proj.4"), ("transformer_blocks.", "double_blocks.")),
+    *(("norm1.linear", "img_mod.linear"), ("norm1_context.linear", "txt_mod.linear")),
     *((f"attn.norm_added_{part}", f"txt_attn_{part}_norm") for part in "qk"),
     *((f"attn.norm_{part}", f"img_attn_{part}_norm") for part in "qk"),
     *((f"attn.add_{part}_proj", f"txt_attn_{part}") for part in "qkv"),
-    ("attn.to_add_out", "txt_attn_proj"),
-    ("ff_context.net.0.proj", "txt_mlp.fc1"),
-    ("ff_context.net.2", "txt_mlp.fc2"),
+    *(
+        ("attn.to_add_out", "txt_attn_proj"),
+        ("ff_context.net.0.proj", "txt_mlp.fc1"),
+        ("ff_context.net.2", "txt_mlp.fc2"),
+    ),
 )
 _BLOCK_NAMES = (
     *((f"attn.to_{part}", f"img_attn_{part}") for part in "qkv"),
-    ("attn.to_out.0", "img_attn_proj"),
-    ("ff.net.0.proj", "img_mlp.fc1"),
-    ("ff.net.2", "img_mlp.fc2"),
+    *(("attn.to_out.0", "img_attn_proj"), ("ff.net.0.proj", "img_mlp.fc1"), ("ff.net.2", "img_mlp.fc2")),
 )
-_REFINER_NAMES = (
-    ("attn.to_out.0", "self_attn_proj"),
-    ("ff.net.0.proj", "mlp.fc1"),
-    ("ff.net.2", "mlp.fc2"),
-    ("norm_out.linear", "adaLN_modulation.1"),
-)
+_REFINER_NAMES = (("attn.to_out.0", "self_attn_proj"), ("norm_out.linear", "adaLN_modulation.1"))
+_REFINER_NAMES += (("ff.net.0.proj", "mlp.fc1"), ("ff.net.2", "mlp.fc2"))
 _VAE_NAMES = (
     *((f"mid_block.resnets.{n}", f"mid.block_{n + 1}") for n in (0, 1)),
-    ("mid_block.attentions.0", "mid.attn_1"),
-    ("attn_1.to_", "attn_1."),
+    *(("mid_block.attentions.0", "mid.attn_1"), ("attn_1.to_", "attn_1.")),
     *((f"{way}_blocks", way) for way in ("down", "up")),
-    ("resnets", "block"),
+    *(("resnets", "block"), ("conv_shortcut", "nin_shortcut")),
     *((f"{way}samplers.0", f"{way}sample") for way in ("down", "up")),
-    ("conv_shortcut", "nin_shortcut"),
 )
 
 
@@ -159,12 +147,9 @@ def _save_text_encoders(folder: Path) -> None:
 def transformer_config_json(config: Mapping[str, Any]) -> dict[str, Any]:
     """Content of the authors' config.json for a tiny transformer."""
     copied = {"in_channels": "out_channels", "out_channels": "out_channels", "mlp_width_ratio": "mlp_ratio"}
+    copied |= {"use_meanflow": "use_meanflow"}
     copied |= {"heads_num": "num_attention_heads", "ideal_task": "task_type", "mm_double_blocks_depth": "num_layers"}
-    copied |= {
-        "text_states_dim": "text_embed_dim",
-        "vision_states_dim": "image_embed_dim",
-        "use_meanflow": "use_meanflow",
-    }
+    copied |= {"text_states_dim": "text_embed_dim", "vision_states_dim": "image_embed_dim"}
     fixed = {"_class_name": "HunyuanVideo_1_5_DiffusionTransformer", "ideal_resolution": "480p", "qk_norm_type": "rms"}
     fixed |= {"concat_condition": True, "glyph_byT5_v2": True, "guidance_embed": False, "mm_single_blocks_depth": 0}
     fixed |= {"patch_size": [1, 1, 1], "text_projection": "single_refiner", "vision_projection": "linear"}

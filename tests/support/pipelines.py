@@ -23,7 +23,6 @@ PROMPTS = (
 
 
 def load_tiny_pipeline(root: Path, version: str | None = None) -> HunyuanVideoGRPOPipeline:
-    """Load ours: trimmed attention, NUM_STEPS steps set, float32."""
     scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
     scheduler.set_timesteps(NUM_STEPS)
     pipeline = load_pipeline(root, version, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)

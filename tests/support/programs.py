@@ -4,7 +4,6 @@ from pathlib import Path
 
 
 def write_program(path: Path, text: str) -> Path:
-    """Write a program that can be executed; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)

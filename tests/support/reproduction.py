@@ -11,7 +11,6 @@ from scripts.paper.reproduce import PaperRun
 
 
 def planned(out: Path, row: str, seed: int = 1) -> PaperRun:
-    """A run of which nothing was made yet."""
     return PaperRun(row, seed, out / f"{row}-seed{seed}", [], [], [], "", max_steps=3, metrics=[], keeps=True)
 
 
@@ -25,14 +24,8 @@ def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: floa
     videos, made_of = made.measured / made.name, {"MQ": 0.0, "TA": 0.0}
     for n in range(8):
         write_video(videos / f"{n:04d}.mp4", torch.full((2, 16, 16, 3), 99, dtype=torch.uint8), 8)
-    rows = [
-        {
-            "video": f"{n:04d}.mp4",
-            "key": "k",
-            "scores": {"VQ": vq + noise[n], **made_of} | ({"TA": None} if n == 7 else {}),
-        }
-        for n in range(8)
-    ]
+    scores = [{"VQ": vq + noise[n], **made_of} | ({"TA": None} if n == 7 else {}) for n in range(8)]
+    rows = [{"video": f"{n:04d}.mp4", "key": "k", "scores": one} for n, one in enumerate(scores)]
     (videos / "evaluation_scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (made.measured / "evaluation.json").write_text(json.dumps({"means": {made.name: {}}}))
     made.folder.mkdir()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -49,9 +50,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server_process(
-    seconds: float, reward: str = "Brightness", **options: object
-) -> Iterator[tuple[str, subprocess.Popen]]:
+def server_process(seconds: float, reward: str = "Brightness", **options: object) -> Iterator[tuple[str, Any]]:
     """Serve a class of `tests.support.rewards`, under its name in lower case, in a process of its own to be killed."""
     port = free_port()
     program = (
@@ -87,9 +86,8 @@ def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Itera
                 head += self.request.recv(1)
             with contextlib.suppress(OSError):
                 if head.startswith(b"GET /metadata"):
-                    self.request.sendall(
-                        f"HTTP/1.1 200 OK\r\nContent-Length: {len(introduction)}\r\n\r\n{introduction}".encode()
-                    )
+                    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(introduction)}\r\n\r\n{introduction}"
+                    self.request.sendall(answer.encode())
                 else:
                     behave(self.request)
 

@@ -21,7 +21,6 @@ class RewardWeighted(Algorithm):
         yield metrics
 
     def _losses(self, trajectory: Trajectory) -> Iterator[tuple[float, Tensor, dict[str, Tensor]]]:
-        """Yield each video's share of the update, its loss and its numbers."""
         grpo, seed = self.config.grpo, self.config.run.seed
         weights = group_advantages(trajectory.scores.total, grpo.num_generations)[trajectory.positions].clamp(min=0)
         for video, position in enumerate(trajectory.positions.tolist()):

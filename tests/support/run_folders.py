@@ -34,7 +34,6 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 def square_of(number: int) -> torch.Tensor:
-    """A moving square in the colour of a number below 8: uint8 [F, H, W, 3]."""
     return moving_square(height=32, width=32, colour=(30 * number, 240 - 30 * number, 40))
 
 
@@ -66,27 +65,14 @@ def model_of(folder: Path, name: str | None = None) -> Model:
 
 
 def row_of(step: int, reward: float) -> dict[str, float]:
-    seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
-    return {
-        "reward/mean": reward,
-        "reward/std": 0.8,
-        **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")},
-        "reward/failed": 0.0,
-        "reward/groups_without_spread": 0.0,
-        "kl/position": 1e-4 * step,
-        "kl/velocity": 1e-5 * step,
-        "kl/coef": 1e-5,
-        "clip_fraction": 0.1,
-        "ratio/max_deviation": 0.0,
-        "replay/mean_error": 0.0,
-        "grad_norm": 0.02,
-        "loss/policy": 0.1,
-        "loss/total": 0.1,
-        "lr": 3e-5,
-        "round": float(step - 1),
-        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)},
-        **{f"time/{phase}": value for phase, value in seconds.items()},
-    }
+    row = {f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")} | {"reward/mean": reward, "reward/std": 0.8}
+    row |= {"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step, "kl/coef": 1e-5, "clip_fraction": 0.1}
+    row |= dict.fromkeys(
+        ("reward/failed", "reward/groups_without_spread", "ratio/max_deviation", "replay/mean_error"), 0.0
+    )
+    row |= {"grad_norm": 0.02, "loss/policy": 0.1, "loss/total": 0.1, "lr": 3e-5, "round": float(step - 1)}
+    row |= {f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)}
+    return row | {f"time/{phase}": seconds for phase, seconds in zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True)}
 
 
 def write_run(
@@ -98,15 +84,9 @@ def write_run(
     prompts: Sequence[str] = PROMPTS,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Write a run folder as training leaves it.
+    """Write a run folder as training leaves it; its logged reward has a `slope` per update.
 
-    Args:
-        folder: the run folder.
-        num_updates: rows of `metrics.jsonl`.
-        slope: of the logged reward per update.
-        samples: mean reward of the validation after each of these updates; none by default.
-        prompts: of the validation and of the one kept round.
-        settings: more flags.
+    `samples` are the mean rewards of validations by update, `prompts` those of them and of the one kept round.
     """
     flags = ["--config", str(REPOSITORY / "configs" / "tiny.yaml"), "--run_name", folder.name]
     folder.mkdir(parents=True)

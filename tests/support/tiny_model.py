@@ -43,14 +43,9 @@ def build_transformer(seed: int = 0, **changes: Any) -> diffusers.HunyuanVideo15
     """
     torch.manual_seed(seed)
     config = {"in_channels": 2 * LATENT_CHANNELS + 1, "out_channels": LATENT_CHANNELS, "num_layers": 2}
-    config |= {
-        "num_attention_heads": 2,
-        "attention_head_dim": HEAD_WIDTH,
-        "num_refiner_layers": 1,
-        "rope_axes_dim": (4, 6, 6),
-    }
+    config |= {"num_attention_heads": 2, "attention_head_dim": HEAD_WIDTH, "rope_axes_dim": (4, 6, 6)}
     config |= {"text_embed_dim": TEXT_WIDTH, "text_embed_2_dim": GLYPH_WIDTH, "image_embed_dim": IMAGE_WIDTH}
-    config |= {"target_size": 32, "task_type": "t2v"}
+    config |= {"target_size": 32, "task_type": "t2v", "num_refiner_layers": 1}
     transformer = diffusers.HunyuanVideo15Transformer3DModel(**config | changes)
     with torch.no_grad():
         for parameter in transformer.parameters():
@@ -133,10 +128,8 @@ def text_config(vocab_size: int) -> dict[str, Any]:
 
 def build_glyph_encoder(vocab_size: int = 384) -> transformers.T5EncoderModel:
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=vocab_size, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2
-    )
-    return transformers.T5EncoderModel(config).eval()
+    sizes = {"d_model": GLYPH_WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=vocab_size, **sizes)).eval()
 
 
 def build_vision_encoder() -> transformers.SiglipVisionModel:
@@ -147,9 +140,8 @@ def build_vision_encoder() -> transformers.SiglipVisionModel:
 
 
 def build_image_processor() -> transformers.SiglipImageProcessorPil:
-    return transformers.SiglipImageProcessorPil(
-        size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3
-    )
+    half, size = [0.5] * 3, {"height": 16, "width": 16}
+    return transformers.SiglipImageProcessorPil(size=size, image_mean=half, image_std=half)
 
 
 def save_tiny_model(folder: Path, transformer: diffusers.HunyuanVideo15Transformer3DModel | None = None) -> Path:

@@ -50,7 +50,6 @@ algorithms is tested for each of these."""
 
 
 def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS, *, images: bool = False) -> Path:
-    """Write a prompt CSV; with `images` each row gets one of its own, beside the CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["prompt", "ref_image_path"])
@@ -63,7 +62,6 @@ def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS, *, images: bool 
 
 
 def noisy_image(number: int, size: tuple[int, int] = (48, 40)) -> Image.Image:
-    """Make a small image (width, height) of random pixels."""
     pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
@@ -75,7 +73,6 @@ def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as a command line; None leaves one out."""
     given = {name: one if isinstance(one, list) else [one] for name, one in settings.items() if one is not None}
     return [text for name, values in given.items() for text in (f"--{name}", *map(str, values))]
 
@@ -111,9 +108,7 @@ def pairs_of(training: Run, trajectory: Trajectory, num_updates: int = 1, *, per
     return split_updates(steps, num_updates, num_generations=training.config.grpo.num_generations)
 
 
-def update(
-    training: Run, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None = None, coefficient: float = 0.0
-) -> dict[str, float]:
+def update(training: Run, trajectory: Trajectory, pairs: Pairs, anchor_means=None, coefficient=0.0) -> dict[str, float]:
     compared = training.algorithm.compare(trajectory)
     if anchor_means is not None:
         compared = replace(compared, anchor_means=anchor_means)

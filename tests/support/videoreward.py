@@ -90,9 +90,8 @@ def write_videoreward(root: Path, *, split: bool = False) -> VideoReward:
             weights[name] = value
     named = {f"{name}{'' if split else '.default'}.weight": value for name, value in adapters.items()}
     if split:
-        save_file(
-            {f"base_model.model.{name}": one for name, one in named.items()}, folder / "adapter_model.safetensors"
-        )
+        whole = {f"base_model.model.{name}": one for name, one in named.items()}
+        save_file(whole, folder / "adapter_model.safetensors")
     else:
         weights |= named
     file = "non_lora_state_dict.pth" if split else "model.pth"
