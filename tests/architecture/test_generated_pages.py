@@ -10,11 +10,8 @@ from scripts.flag_tables import TARGET, flag_tables
 from scripts.paper.study import DOCS, DOCUMENT, claims_table, read_found
 
 FOLDER = DOCS / "claims"
-STUDIES = sorted(
-    path.stem
-    for path in (DOCS.parent / "scripts/paper").glob("*.py")
-    if "\nSTUDY = " in path.read_text(encoding="utf-8")
-)
+SCRIPTS = (DOCS.parent / "scripts/paper").glob("*.py")
+STUDIES = sorted(path.stem for path in SCRIPTS if "\nSTUDY = " in path.read_text(encoding="utf-8"))
 
 
 def part(name: str) -> str:
@@ -25,11 +22,8 @@ def part(name: str) -> str:
     return found[0]
 
 
-def test_the_flag_tables_are_those_of_the_schema():
+def test_the_flag_tables_are_those_of_the_schema_with_one_row_for_every_flag():
     assert TARGET.read_text(encoding="utf-8") == flag_tables(), "run: python -m scripts.flag_tables"
-
-
-def test_every_flag_has_one_row():
     rows = re.findall(r"^\| `--(\w+)` \|", flag_tables(), re.MULTILINE)
     assert rows == list(SETTINGS)
 
@@ -41,11 +35,8 @@ def test_every_section_of_the_claims_follows_from_its_raw_numbers(name):
     assert part(name) == study.section(read_found(FOLDER / f"{name}.json"))
 
 
-def test_the_table_of_claims_follows_from_the_raw_numbers():
+def test_the_table_of_claims_follows_from_the_raw_numbers_which_are_small_as_the_pictures_are():
     assert part("table") == claims_table(FOLDER)
-
-
-def test_raw_numbers_and_pictures_are_small():
     files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.png")]
     assert {path.stem for path in files} >= set(STUDIES)
     assert [file.name for file in files if file.stat().st_size >= 150_000] == []

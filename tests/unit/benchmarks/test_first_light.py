@@ -11,6 +11,11 @@ from hyvideo.training.checks import check_config
 from tests.support.training import REPOSITORY
 
 
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
 def findings_of(stage: str, folder: Path) -> dict[str, dict]:
     run_stage(stage, Place(folder, small=True), folder / "findings.jsonl")
     return {line["name"]: line["facts"] for line in map(json.loads, (folder / "findings.jsonl").open())}
@@ -20,12 +25,10 @@ def findings_of(stage: str, folder: Path) -> dict[str, dict]:
 def test_a_stage_without_training_finds_finite_values(stage: str, tmp_path: Path):
     findings = findings_of(stage, tmp_path)
     assert findings
-    truths = [value for facts in findings.values() for value in facts.values() if isinstance(value, bool)]
-    assert all(truths)
+    assert all(value for facts in findings.values() for value in facts.values() if isinstance(value, bool))
 
 
-def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Path):
     findings = findings_of("adapter", tmp_path)
     assert findings["adapter/built"]["planned_peak_gib"] > 0
     assert [findings[f"adapter/round {number}"]["ratio/max_deviation"] for number in (0, 1)] == [0, 0]
@@ -33,14 +36,12 @@ def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_run_accepts_the_full_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_a_run_accepts_the_full_size(name: str, tmp_path: Path):
     config = large_run(Place(tmp_path, small=False), name)
     check_config(config, 8 if config.parallel.enable_fsdp else 1, files=False)
 
 
-def test_a_stage_reads_the_peaks_that_were_planned_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_a_stage_reads_the_peaks_that_were_planned_without_a_gpu(tmp_path: Path):
     place, plans = Place(tmp_path, small=True), tmp_path / PLANS
     plans.write_text('{"rank_full": 12.5}')
     assert planned_gib(place, "rank_full") == 12.5
@@ -56,11 +57,8 @@ def test_a_stage_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]
     assert "no part or stage is called rank_ful" in capsys.readouterr().err
 
 
-def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(tmp_path, monkeypatch, capsys):
     """Stages are found by name in their own process, so one that hangs is one whose time is over at once."""
-    monkeypatch.chdir(REPOSITORY)
     chosen = {"versions": STAGES["versions"], "attention": Stage(1, 0, STAGES["attention"].run)}
     monkeypatch.setattr(first_light, "STAGES", chosen)
     assert first_light.main(["1", "--small", "--folder", str(tmp_path)]) == 1
@@ -74,6 +72,5 @@ def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["1", "2", "3", "4"])
-def test_every_part_runs_whole_at_small_sizes(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_every_part_runs_whole_at_small_sizes(part: str, tmp_path: Path):
     assert first_light.main([part, "--small", "--folder", str(tmp_path)]) == 0

@@ -24,18 +24,12 @@ def own() -> int:
     return in_own_processes(os.getpid, [()])[0]
 
 
-def test_calls_share_processes_that_are_not_this_one():
+def test_calls_share_processes_of_their_own_whose_errors_are_raised_here_and_which_are_replaced_when_killed():
     assert len({own() for _ in range(4)}) <= 2 and own() != os.getpid()
     assert in_own_processes(pow, [(2, 3), (3, 2)]) == [8, 9]
-
-
-def test_an_error_is_raised_here_with_the_place_where_it_arose():
     with pytest.raises(ValueError, match="not 7") as caught:
         in_own_processes(refuse, [(7,)])
     assert "in refuse" in str(caught.value.__cause__)
-
-
-def test_a_killed_process_is_told_and_replaced():
     killed = own()
     with pytest.raises(RuntimeError, match="was killed"):
         in_own_processes(end, [()])

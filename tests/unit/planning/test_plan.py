@@ -23,10 +23,7 @@ GPU = Gpu("test", 4.0, 100.0, 100.0)
 
 @pytest.fixture
 def config(tiny_root: Path) -> Callable[..., Config]:
-    """Configurations of the tiny random model."""
-
     def load(*flags: str) -> Config:
-        """Load one with some flags."""
         shared = ["--pretrained_model_root", str(tiny_root), "--reward_model", "moving_shapes", "--dtype", "fp32"]
         shared += ["--rollout_size", "64x64", "--sample_n_frames", "9", "--validation_interval", "0"]
         return load_config([*shared, *flags])
@@ -39,10 +36,9 @@ def sized_plan(config, monkeypatch):
     """Make a rehearsal a function of its settings, so that what is made of its numbers is quick, and known by hand."""
 
     def rehearsed(settings: Config, networks: Networks, **others: object) -> Rehearsal:
-        """Take 1 GiB per ten frames and rows and halve it with each doubling of sp_size; offloading saves 0.5 GiB.
+        """Take 1 GiB per ten frames and rows, halved with each doubling of sp_size; offloading saves 0.5 GiB.
 
-        To keep matrix products takes as much again, and a validation of another size than the rollout's 1 GiB per five
-        frames.
+        To keep matrix products takes as much again, and a validation of another size 1 GiB per five frames.
         """
         rollout, look = settings.rollout, settings.validation
         rows = settings.grpo.mini_batch_size_per_update
@@ -71,12 +67,9 @@ def search_of(settings: Config, world_size: int = 1, gpu: Gpu = GPU, told: list 
 
 def test_a_round_and_a_validation_are_their_passes_times_one_pass(config):
     """All of it rehearsed: a transformer, sizes and numbers of videos for which every pass can be counted by hand."""
-    settings = config(
-        *("--batch_size", "4", "--grpo_sampling_steps", "6", "--use_muon", "false", "--cfg_scale", "1"),
-        *("--validation_interval", "5", "--validation_num_videos", "7", "--validation_fixed_size", "96x64"),
-        *("--validate_video_length", "5"),
-        *("--validation_num_inference_steps", "4", "--rollout_micro_batch_size", "2"),
-    )
+    flags = "--batch_size 4 --grpo_sampling_steps 6 --use_muon false --cfg_scale 1 --rollout_micro_batch_size 2 "
+    flags += "--validation_interval 5 --validation_num_videos 7 --validation_fixed_size 96x64 "
+    settings = config(*flags.split(), "--validate_video_length", "5", "--validation_num_inference_steps", "4")
     plan = plan_of(settings, num_text=20, utilisation=0.5)
     done, network = plan.rehearsal, json.loads((Path(plan.networks) / "transformer" / "config.json").read_text())
     one = transformer_flops(network, num_video=3 * 4 * 4, num_text=20)
@@ -111,10 +104,7 @@ def test_what_is_sent_takes_the_time_of_its_link(sized_plan):
     ("flags", "words"),
     [
         (["--sp_size", "3"], "sp_size to one of 1, 2, 4, 8"),
-        (
-            ["--sp_size", "8", "--batch_size", "4"],
-            "the 2 attention heads, which they do not divide: set it to one of 1, 2, 4",
-        ),
+        (["--sp_size", "8", "--batch_size", "4"], "heads, which they do not divide: set it to one of 1, 2, 4"),
         (["--batch_size", "3"], "batch_size to a multiple of 4 or to one of 1, 2, 4"),
         (["--rollout_size", "60x64"], "use 64x64"),
     ],
@@ -134,9 +124,12 @@ def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
     assert told[-1].endswith("--offload anchor: 3.6 GiB, fits") and len(told) == len(changes)
 
 
-def test_what_is_kept_for_the_backward_pass_is_given_up_step_by_step(sized_plan):
+def test_what_is_kept_for_the_backward_pass_is_given_up_and_a_shorter_video_is_the_longest_that_fits(sized_plan):
     settings = sized_plan("--sample_n_frames", "37", "--batch_size", "4", "--activation_checkpointing", "elementwise")
     assert search_of(settings).nearest_that_fits() == ({"activation_checkpointing": "cheap"}, pytest.approx(3.7))
+    settings = sized_plan("--sample_n_frames", "97", "--batch_size", "4")
+    changes, _ = search_of(settings, gpu=Gpu("test", 8.5, 100, 100)).nearest_that_fits()
+    assert changes["sample_n_frames"] == 81
 
 
 def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(sized_plan):
@@ -145,12 +138,6 @@ def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(size
     changes, needed = search_of(settings).nearest_that_fits()
     assert changes.items() >= {"validation_fixed_size": "64x64", "validate_video_length": 37}.items()
     assert needed == pytest.approx(3.7)
-
-
-def test_a_shorter_video_is_the_longest_that_fits(sized_plan):
-    settings = sized_plan("--sample_n_frames", "97", "--batch_size", "4")
-    changes, _ = search_of(settings, gpu=Gpu("test", 8.5, 100, 100)).nearest_that_fits()
-    assert changes["sample_n_frames"] == 81
 
 
 def test_the_search_finds_the_largest_that_fits(sized_plan):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from scripts.reports.charts import Line, draw, evenly_spaced, line_style, smooth
+from scripts.reports.charts import Line, draw, line_style, smooth
 from scripts.reports.words import decimals_for, fixed, in_words, signed
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,10 +36,13 @@ def test_points_lie_where_their_values_are_and_tell_them_to_whoever_points_at_th
     assert chart.description == "title. 0 at update 0, 0.5 at update 10"
 
 
-def test_a_missing_value_lifts_the_pen_and_one_between_missing_ones_is_a_dot():
+def test_a_missing_value_lifts_the_pen_a_lone_one_is_a_dot_and_without_any_there_is_no_chart():
     assert [letter for letter, _, _ in curve(chart_of([1, 2, 3, 4], [1.0, np.nan, 2.0, 3.0]))] == ["M", "M", "L"]
     assert chart_of([1, 2, 3, 4, 5], [1.0, np.nan, 2.0, np.nan, 3.0]).picture.count("<use ") == 3
     assert "<use " not in chart_of([1, 2, 3], [1.0, 2.0, 3.0]).picture
+    assert chart_of([1, 2], [np.nan, np.nan]) is None
+    chart = chart_of([7], [0.5])
+    assert chart.picture.count("<use ") == 1 and chart.description == "title. 0.5 at update 7"
 
 
 def test_lost_updates_are_shaded_and_no_curve_crosses_them():
@@ -73,12 +76,6 @@ def test_labels_of_a_narrow_axis_differ(ends, logarithmic):
     assert len(set(labels)) == len(labels) > 2
 
 
-def test_a_curve_without_a_value_is_no_chart_and_a_single_one_is_a_dot():
-    assert chart_of([1, 2], [np.nan, np.nan]) is None
-    chart = chart_of([7], [0.5])
-    assert chart.picture.count("<use ") == 1 and chart.description == "title. 0.5 at update 7"
-
-
 def test_five_thousand_updates_take_little_room_and_keep_a_single_spike():
     steps, noise = np.arange(5000.0), np.random.default_rng(0).normal(size=5000)
     noise[3217] = 50.0
@@ -104,33 +101,14 @@ def test_a_point_says_what_was_logged_beside_its_smoothed_value_or_its_interval(
     assert "smoothing" not in draw("t", "a", [Line("", x[:3], y[:3], raw=y[:3])]).picture, "nothing was smoothed"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((0, "0"), (0.4037, "0.404"), (-1.5, "−1.5"), (1234.5, "1234"), (999.7, "1000")),
-        *((3e-5, "3e−5"), (2.5e7, "2.5e7"), (np.nan, "–")),
-    ],
-)
-def test_numbers_are_written_briefly(value, text):
-    assert in_words(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "decimals", "text", "difference"),
-    [(0.4, 2, "0.40", "+0.40"), (-1.005, 3, "−1.005", "−1.00"), (0.004, 2, "0.00", "0.00"), (np.nan, 2, "–", "–")],
-)
-def test_numbers_of_a_column_have_as_many_decimals(value, decimals, text, difference):
-    assert (fixed(value, decimals), signed(value)) == (text, difference)
-
-
-@pytest.mark.parametrize(("spread", "decimals"), [(40.0, 2), (0.1, 2), (0.05, 3), (1e-9, 6), (0.0, 2)])
-def test_decimals_show_two_digits_of_the_spread(spread, decimals):
-    assert decimals_for([1.0 - spread, 1.0 + spread, np.nan]) == decimals
-
-
-@pytest.mark.parametrize(("num_points", "expected"), [(0, []), (1, [0]), (5, [0, 2, 4]), (2, [0, 1])])
-def test_evenly_spaced_points_include_both_ends(num_points, expected):
-    assert evenly_spaced(num_points, 3).tolist() == expected
+def test_numbers_are_written_briefly_and_those_of_a_column_with_as_many_decimals_as_show_two_digits_of_its_spread():
+    numbers = (0, 0.4037, -1.5, 1234.5, 999.7, 3e-5, 2.5e7, np.nan)
+    assert [in_words(number) for number in numbers] == "0 0.404 −1.5 1234 1000 3e−5 2.5e7 –".split()
+    column = ((0.4, 2), (-1.005, 3), (0.004, 2), (np.nan, 2))
+    assert [fixed(*cell) for cell in column] == "0.40 −1.005 0.00 –".split()
+    assert [signed(value) for value, _ in column] == "+0.40 −1.00 0.00 –".split()
+    spreads = (40.0, 0.1, 0.05, 1e-9, 0.0)
+    assert [decimals_for([1.0 - spread, 1.0 + spread, np.nan]) for spread in spreads] == [2, 2, 3, 6, 2]
 
 
 @pytest.mark.parametrize(("num_points", "reach"), [(30, 2), (1000, 50), (5000, 250)])

@@ -17,28 +17,18 @@ def generated(folder, prompts, seeds):
     return folder
 
 
-def test_videos_are_matched_by_prompt_and_seed_whatever_their_order(tmp_path):
-    first = model_of(generated(tmp_path / "a", ["x", "y", "x"], [1, 1, 2]))
-    second = model_of(generated(tmp_path / "b", ["x", "x", "z"], [2, 1, 1]))
+def test_videos_are_matched_by_prompt_and_seed_whatever_their_order_and_without_seeds_in_order(tmp_path):
+    first = model_of(generated(tmp_path / "seeds a", ["x", "y", "x"], [1, 1, 2]))
+    second = model_of(generated(tmp_path / "seeds b", ["x", "x", "z"], [2, 1, 1]))
     rows = same_prompts([first, second])
     assert [[(video.prompt, video.seed) for video in row] for row in rows] == [[("x", 1)] * 2, [("x", 2)] * 2]
-
-
-def test_without_seeds_videos_of_a_prompt_are_matched_in_order(tmp_path):
     first = model_of(write_scored(tmp_path / "a", ["x", "x", "y"], [0.0] * 3))
     second = model_of(generated(tmp_path / "b", ["y", "x", "x"], [5, 6, 7]))
     names = [[video.path.name for video in row] for row in same_prompts([first, second])]
     assert names == [["000.mp4", "0001.mp4"], ["001.mp4", "0002.mp4"], ["002.mp4", "0000.mp4"]]
 
 
-def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
-    run = write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5})
-    shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")  # none of the validations
-    model = model_of(run, "trained")
-    assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
-
-
-def test_of_several_run_folders_the_last_validation_that_all_made_is_shown(tmp_path):
+def test_the_last_validation_that_all_run_folders_made_is_shown(tmp_path):
     short = write_run(tmp_path / "short", samples={0: 0.0, 10: 0.5})
     long = write_run(tmp_path / "long", samples={0: 0.0, 10: 0.4, 30: 0.9})
     plain = write_scored(tmp_path / "plain", PROMPTS, [0.0] * 8)
@@ -46,10 +36,13 @@ def test_of_several_run_folders_the_last_validation_that_all_made_is_shown(tmp_p
     assert [model.name for model in models] == ["short", "ours", "plain"]
     assert [model.videos[0].path.parent.name for model in models] == ["step_10", "step_10", "plain"]
     other = write_run(tmp_path / "other", samples={7: 0.0})
-    with pytest.raises(
-        ValueError, match=r"No update after which all runs validated: .*short has \[0, 10\]; .*other has \[7\]"
-    ):
+    told = r"No update after which all runs validated: .*short has \[0, 10\]; .*other has \[7\]"
+    with pytest.raises(ValueError, match=told):
         read_models([(None, short), (None, other)])
+    run = write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5})
+    shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")  # none of the validations
+    model = model_of(run, "trained")
+    assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
 
 
 def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):

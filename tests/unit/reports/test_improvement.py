@@ -7,22 +7,13 @@ import numpy as np
 import pytest
 
 from hyvideo.evaluation.paired import Gain, PairedComparison
-from scripts.reports.improvement import (
-    HELD_OUT,
-    HELD_OUT_VIDEOS,
-    against,
-    gains_over_training,
-    improvement,
-    read_held_out,
-    verdict_of,
-    verdict_of_runs,
-    worst_median_best,
-)
+from scripts.reports import improvement as module
+from scripts.reports.improvement import HELD_OUT, against, gains_over_training, improvement, verdict_of, verdict_of_runs
 from scripts.reports.run_record import read_run
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 
-def test_the_first_and_the_last_validation_are_paired(tmp_path):
+def test_the_first_and_the_last_validation_are_paired_but_for_failed_scores_and_other_prompts(tmp_path):
     found = improvement(read_run(write_run(tmp_path / "run", samples={0: 0.1, 10: 9.0, 30: 0.6})))
     assert (found.before, found.after) == ("validation before training", "validation after update 30")
     reward = found.gains["reward"]
@@ -30,19 +21,13 @@ def test_the_first_and_the_last_validation_are_paired(tmp_path):
     assert reward.mean == pytest.approx(0.5) and reward.low == pytest.approx(0.5)  # each pair gains as much
     assert reward.after - reward.before == pytest.approx(0.5)
     assert list(found.gains) == ["reward", "VQ", "MQ", "TA"]
-
-
-def test_failed_scores_and_videos_of_other_prompts_are_no_pairs(tmp_path):
-    folder = write_run(tmp_path / "run", samples={0: 0.0})
+    assert improvement(read_run(write_run(tmp_path / "one", samples={30: 0.1}))) is None
+    assert improvement(read_run(write_run(tmp_path / "none"))) is None
+    folder = write_run(tmp_path / "failed", samples={0: 0.0})
     rewards = [None, *[1.0] * 7]
     write_scored(folder / "samples" / "step_30", [*PROMPTS[:7], "another prompt"], rewards)
     reward = improvement(read_run(folder)).gains["reward"]
     assert (reward.num_pairs, reward.num_left_out) == (6, 1)
-
-
-def test_without_two_validations_there_is_nothing_to_compare(tmp_path):
-    assert improvement(read_run(write_run(tmp_path / "one", samples={30: 0.1}))) is None
-    assert improvement(read_run(write_run(tmp_path / "none"))) is None
 
 
 def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
@@ -52,10 +37,10 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     (folder / HELD_OUT).write_text(json.dumps({"updates": 30, "gains": {"VQ": gain, "reward": gain}}))
     found = improvement(read_run(folder))
     assert [(name, g.num_pairs) for name, g in found.gains.items()] == [("reward", 128), ("VQ", 128)]
-    assert read_held_out(folder).comparison == found, "the demo says what its report says"
+    assert module.read_held_out(folder).comparison == found, "the demo says what its report says"
     assert "128 videos of the same prompts and seeds: the trained model against the base" in verdict_of(found).detail
     assert found.pairs == (), "prove_learning keeps no videos"
-    for name in HELD_OUT_VIDEOS:
+    for name in module.HELD_OUT_VIDEOS:
         write_scored(folder / name, PROMPTS, [1.0] * 8)
     pairs = improvement(read_run(folder)).pairs
     assert len(pairs) == 8 and [video.path.parent.name for video in pairs[0]] == ["before", "after"]
@@ -67,25 +52,21 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
             improvement(read_run(folder))
 
 
-@pytest.mark.parametrize(
-    ("after", "chosen"),
-    [
+def test_the_worst_median_and_best_gain_are_found_among_scores_that_did_not_fail():
+    for after, chosen in (
         ([0.5, -1.0, 3.0, 0.1, 0.2], {"worst": 1, "median": 4, "best": 2}),
         ([0.5, math.nan, 3.0, 0.1, 0.2], {"worst": 3, "median": 0, "best": 2}),
         ([math.nan, 0.5, 0.1], {"worst": 2, "best": 1}),
         ([0.5], {}),
-    ],
-)
-def test_the_worst_median_and_best_gain_are_found_among_scores_that_did_not_fail(after, chosen):
-    assert worst_median_best([0.0] * len(after), after) == chosen
+    ):
+        assert module.worst_median_best([0.0] * len(after), after) == chosen
 
 
 def test_every_validation_is_compared_with_the_first_that_the_last_can_be_compared_with(tmp_path):
-    folder = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.25, 20: -0.5, 30: 1.0})
+    means = {0: 0.0, 10: 0.25, 20: -0.5, 30: 1.0}
+    folder = write_run(tmp_path / "run", samples=means)
     found = gains_over_training(read_run(folder))
-    assert [(step, gain.mean) for step, gain in found.items()] == [
-        (step, pytest.approx(mean)) for step, mean in {0: 0.0, 10: 0.25, 20: -0.5, 30: 1.0}.items()
-    ]
+    assert {step: gain.mean for step, gain in found.items()} == pytest.approx(means)
     assert found[0].relative.low == found[0].relative.high == 0
     spread = np.std([video.reward for video in read_run(folder).samples[0]], ddof=1)
     assert found[30].relative.mean == pytest.approx(1.0 / spread)
@@ -150,16 +131,9 @@ def test_of_several_runs_the_one_that_gained_most_wins_where_no_interval_overlap
     assert verdict_of_runs({"cps": 8}, gains[2:], 8).headline == "No run clearly improved"
 
 
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        (gain(0.2, 0.1, 0.35), "The interval of other overlaps."),
-        (gain(0.9, -0.1, 1.9), "The interval of other overlaps."),
-        (None, "other cannot be compared."),
-    ],
-)
-def test_no_run_wins_where_another_ones_interval_overlaps_with_its_or_is_not_known(other, why):
-    verdict = verdict_of_runs({"sage": 8, "other": 4}, compared(gain(0.4, 0.3, 0.5), other), 4)
-    assert (verdict.direction, verdict.headline) == ("unclear", "No run clearly gained most")
-    assert verdict.detail.startswith("sage gained +0.20 base std, 95 % interval +0.15 to +0.25.")
-    assert why in verdict.detail
+def test_no_run_wins_where_another_ones_interval_overlaps_with_its_or_is_not_known():
+    for other in (gain(0.2, 0.1, 0.35), gain(0.9, -0.1, 1.9), None):
+        verdict = verdict_of_runs({"sage": 8, "other": 4}, compared(gain(0.4, 0.3, 0.5), other), 4)
+        assert (verdict.direction, verdict.headline) == ("unclear", "No run clearly gained most")
+        assert verdict.detail.startswith("sage gained +0.20 base std, 95 % interval +0.15 to +0.25.")
+        assert ("The interval of other overlaps." if other else "other cannot be compared.") in verdict.detail

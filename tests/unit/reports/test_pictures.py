@@ -12,7 +12,7 @@ from scripts.reports.pictures import plot_reward_curve, side_by_side
 from tests.support.videos import moving_square
 
 
-def test_side_by_side_shows_each_pair_left_and_right_enlarged_in_video_and_sheet(tmp_path):
+def test_each_pair_is_shown_left_and_right_small_ones_enlarged_in_video_and_sheet(tmp_path):
     red = moving_square(5, colour=(220, 40, 40)).repeat(3, 1, 1, 1, 1)
     blue = moving_square(5, colour=(40, 40, 220)).repeat(3, 1, 1, 1, 1)
     captions = ["a square moves right", "a caption of many words " * 20, "“quotes” and 中文"]
@@ -28,9 +28,6 @@ def test_side_by_side_shows_each_pair_left_and_right_enlarged_in_video_and_sheet
         assert is_blue.sum().item() == pytest.approx(area, rel=0.05)
     columns_of = [mask.any(0).nonzero() for mask in (is_red, is_blue)]
     assert columns_of[0].max() < columns_of[1].min()
-
-
-def test_large_videos_keep_their_size_in_the_grid(tmp_path):
     videos = moving_square(2, 200, 300)[None]
     side_by_side(videos, videos, ["one pair"], tmp_path / "pair.mp4")
     height, width = read_video(tmp_path / "pair.mp4").shape[1:3]
@@ -57,6 +54,11 @@ def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
     assert list((tmp_path / "plots").iterdir()) == [tmp_path / "plots" / "curve.png"]
     plot_reward_curve(logged_run(tmp_path / "short", num_steps=1), tmp_path / "short.png", held_out={})
     assert (tmp_path / "short.png").exists(), "a single update can be drawn"
+    log = MetricsLog(tmp_path / "none")
+    log.log(1, {"lr": 1.0})
+    log.close()
+    with pytest.raises(ValueError, match="no 'reward/mean' in its 1 rows"):
+        plot_reward_curve(log.path, tmp_path / "curve.png", held_out={})
 
 
 def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
@@ -81,11 +83,3 @@ def test_the_curve_over_the_base_replaces_that_of_the_training_reward(tmp_path):
     picture = np.array(Image.open(tmp_path / "curve.png").convert("RGB")).astype(int)[:, :1100]
     rows = np.nonzero((picture[..., 2] - picture[..., 0] > 100).any(1))[0]
     assert rows.max() - rows.min() > 300  # from 0 to 1, and not a line at the upper end
-
-
-def test_a_log_without_a_reward_is_refused(tmp_path):
-    log = MetricsLog(tmp_path)
-    log.log(1, {"lr": 1.0})
-    log.close()
-    with pytest.raises(ValueError, match="no 'reward/mean' in its 1 rows"):
-        plot_reward_curve(log.path, tmp_path / "curve.png", held_out={})

@@ -19,8 +19,6 @@ from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write
 
 
 class Reader(HTMLParser):
-    """Collects the tags and the visible text of a page."""
-
     def __init__(self):
         super().__init__()
         self.tags, self.words, self.attributes = [], [], []
@@ -39,7 +37,7 @@ def read(path):
     return reader
 
 
-def test_a_report_refers_to_nothing_but_its_videos_and_itself_and_says_what_they_show(tmp_path):
+def test_a_report_refers_to_nothing_but_its_videos_and_an_embedded_one_to_nothing(tmp_path):
     run = write_run(tmp_path / "a run # 1", samples={10: 0.0, 30: 0.5})
     page = read(report_runs([run], run / "report.html"))
     links = [value for _, name, value in page.attributes if name in ("src", "href")]
@@ -54,6 +52,11 @@ def test_a_report_refers_to_nothing_but_its_videos_and_itself_and_says_what_they
     labels = [value for tag, name, value in page.attributes if name == "aria-label"]
     assert sum(label.startswith("update 10: a ") for label in labels) == 8
     assert any(re.match(r"Training reward\. .*at update 1, .* at update 30", label) for label in labels)
+    page = read(report_runs([run], run / "report.html", embed=True))
+    sources = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
+    assert len(sources) == 22 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+    posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
+    assert len(posters) == 22 and all(poster.startswith("data:image/jpeg;base64,") for poster in posters)
 
 
 def test_prompts_add_no_tag_and_no_attribute(tmp_path):
@@ -63,15 +66,6 @@ def test_prompts_add_no_tag_and_no_attribute(tmp_path):
     assert pages[0].tags == pages[1].tags
     assert [a[:2] for a in pages[0].attributes] == [a[:2] for a in pages[1].attributes]
     assert HOSTILE_PROMPTS[0] in pages[1].words
-
-
-def test_an_embedded_report_can_be_sent_alone(tmp_path):
-    run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
-    page = read(report_runs([run], run / "report.html", embed=True))
-    sources = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
-    assert len(sources) == 22 and all(source.startswith("data:video/mp4;base64,") for source in sources)
-    posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
-    assert len(posters) == 22 and all(poster.startswith("data:image/jpeg;base64,") for poster in posters)
 
 
 def test_a_video_without_a_picture_beside_it_gets_its_first_frame(tmp_path):
@@ -158,28 +152,17 @@ def charts_of(page):
     return {title: text for title, dot, text in (label.partition(". ") for label in labels) if "at update" in text}
 
 
-OF_BOTH = "VQ: 0 at update 1, 0 at update 3. TA: 0.125 at update 1, 0.125 at update 3"
+MIXING = ("Share of each metric in the advantage", "Spread of each metric within a prompt")
+MIXING += ("Correlation of each metric with the others",)
+OF_BOTH = {
+    f"mixing/{of}_{name}": y for of in ("share", "spread", "correlation") for name, y in (("VQ", 0), ("TA", 0.125))
+}
+TWICE = "{0} at update 1, {0} at update 3"
+DISTANCES = {"Distance to the old policy": TWICE.format(0.1), "Distance to the base": TWICE.format(0.2)}
 PARTS = {
-    "two metrics": (
-        {
-            f"mixing/{of}_{name}": y
-            for of in ("share", "spread", "correlation")
-            for name, y in (("VQ", 0), ("TA", 1 / 8))
-        },
-        {
-            "Share of each metric in the advantage": OF_BOTH,
-            "Spread of each metric within a prompt": OF_BOTH,
-            "Correlation of each metric with the others": OF_BOTH,
-        },
-    ),
-    "nft": (
-        {"nft/old_distance": 0.1, "nft/base_distance": 0.2},
-        {
-            "Distance to the old policy": "0.1 at update 1, 0.1 at update 3",
-            "Distance to the base": "0.2 at update 1, 0.2 at update 3",
-        },
-    ),
-    "a guard": ({"valid/judge": 0.5}, {"Validation by the judge": "0.5 at update 1, 0.5 at update 3"}),
+    "two metrics": (OF_BOTH, dict.fromkeys(MIXING, f"VQ: {TWICE.format(0)}. TA: {TWICE.format(0.125)}")),
+    "nft": ({"nft/old_distance": 0.1, "nft/base_distance": 0.2}, DISTANCES),
+    "a guard": ({"valid/judge": 0.5}, {"Validation by the judge": TWICE.format(0.5)}),
 }
 
 
@@ -193,10 +176,8 @@ def test_what_only_some_runs_log_is_drawn_for_these_alone(tmp_path, logged, char
 
 
 def test_runs_that_are_compared_have_their_differing_settings_beside_their_names(tmp_path):
-    runs = [
-        write_run(tmp_path / eta, num_updates=2, settings=["--eta", eta, "--keep_last", str(n + 2)])
-        for n, eta in enumerate(("0.3", "0.7"))
-    ]
+    settings = {"0.3": ["--eta", "0.3", "--keep_last", "2"], "0.7": ["--eta", "0.7", "--keep_last", "3"]}
+    runs = [write_run(tmp_path / eta, num_updates=2, settings=flags) for eta, flags in settings.items()]
     page = report_runs(runs, tmp_path / "comparison.html").read_text()
     beside = re.findall(r'<bdi>(0\.\d)</bdi><span class="differs">([^<]*)</span></th>', page)
     assert beside == [("0.3", "eta 0.3"), ("0.7", "eta 0.7")]
@@ -219,18 +200,14 @@ def test_runs_of_different_length_are_compared_after_the_last_update_that_all_va
     assert any(word.endswith("Compared after update 20.") for word in cells_of(expected))
     videos = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
     assert len(videos) == 16 and all("/step_20/" in video for video in videos)
-    tables = [
-        cells[cells.index("seconds per update") : cells.index("Validated gain")]
-        for cells in map(cells_of, (page, expected))
-    ]
+    whole = map(cells_of, (page, expected))
+    tables = [cells[cells.index("seconds per update") : cells.index("Validated gain")] for cells in whole]
     assert "40" in tables[0] and ["20" if cell == "40" else cell for cell in tables[0]] == tables[1]
 
 
 def test_runs_that_never_validated_after_the_same_update_are_not_compared(tmp_path):
-    runs = [
-        write_run(tmp_path / "ten", samples={10: 0.0, 20: 0.5}),
-        write_run(tmp_path / "seven", num_updates=14, samples={7: 0.0, 14: 0.1}),
-    ]
+    runs = [write_run(tmp_path / "ten", samples={10: 0.0, 20: 0.5})]
+    runs += [write_run(tmp_path / "seven", num_updates=14, samples={7: 0.0, 14: 0.1})]
     words = cells_of(read(report_runs(runs, tmp_path / "comparison.html")))
     assert "Not compared: there is no update after which all runs validated" in words
     assert any("ten has 30 updates, seven has 14 updates." in word for word in words)
@@ -305,7 +282,7 @@ def test_numbers_whose_sums_no_float_holds_are_left_out_of_curves_and_means(tmp_
         plot_reward_curve(run / "metrics.jsonl", tmp_path / "curve.png", held_out={})
 
 
-def test_an_unwritable_page_leaves_the_old_one(tmp_path, monkeypatch):
+def test_an_unwritable_page_leaves_the_old_one_and_two_runs_of_one_name_are_refused(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", num_updates=2)
     before = report_runs([run], run / "report.html").read_bytes()
 
@@ -317,9 +294,6 @@ def test_an_unwritable_page_leaves_the_old_one(tmp_path, monkeypatch):
         report_runs([run], run / "report.html")
     assert (run / "report.html").read_bytes() == before
     assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "metrics.jsonl", "report.html"]
-
-
-def test_two_runs_of_one_name_are_refused(tmp_path):
     runs = [write_run(tmp_path / folder / "run", num_updates=2) for folder in "ab"]
     with pytest.raises(ValueError, match="Two runs are called run: .* Name them, as in"):
         report_runs(runs, tmp_path / "comparison.html")

@@ -84,27 +84,20 @@ def test_votes_of_another_study_a_wrong_file_an_unknown_criterion_and_an_unknown
         read_votes([key])
 
 
-def test_the_wilson_interval_holds_a_rate_at_the_end_of_its_range():
+def test_the_wilson_interval_solves_its_equation_and_holds_a_rate_at_the_end_of_its_range():
     assert all(wilson_interval(1.0, count)[1] == 1 and wilson_interval(0.0, count)[0] == 0 for count in range(1, 100))
-
-
-def test_the_wilson_interval_solves_its_equation():
     for rate, count in ((0.5, 40), (0.9, 10), (1.0, 40), (0.0, 7)):
         for end in wilson_interval(rate, count):
             assert abs(rate - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), rel=1e-5, abs=1e-7)
 
 
-def test_the_count_decides_and_not_the_clock(tmp_path):
+def test_the_count_decides_and_not_the_clock_and_without_counts_the_time_in_whatever_zone_it_is_written(tmp_path):
     set_back = replace(vote("p0", "sage", at="2025-01-01T00:00:00Z"), count=2)
     first = replace(vote("p0", "base"), count=1)
-    for order in ([set_back, first], [first, set_back]):
-        assert read_votes([save(tmp_path / "votes.json", order)]) == [set_back]
-
-
-def test_without_counts_the_time_decides_in_whatever_zone_it_is_written(tmp_path):
     earlier, later = vote("p0", "base", at="2026-01-01T09:00:00+02:00"), vote("p0", "sage", at="2026-01-01T08:00:00Z")
-    for order in ([earlier, later], [later, earlier]):
-        assert read_votes([save(tmp_path / "votes.json", order)]) == [later]
+    for before, after in ((first, set_back), (earlier, later)):
+        for order in ([before, after], [after, before]):
+            assert read_votes([save(tmp_path / "votes.json", order)]) == [after]
 
 
 @pytest.mark.parametrize("at", ["9999-01-01T00:00:00Z", "2026-01-01T00:00:00", "zzz", ""])

@@ -1,8 +1,5 @@
 """A command does not write over what it reads."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from scripts import plan, rehearse
@@ -10,9 +7,7 @@ from scripts import plan, rehearse
 
 @pytest.mark.parametrize("form", ["--config={}", "--config {}"])
 @pytest.mark.parametrize("main", [plan.main, rehearse.main], ids=["plan", "rehearse"])
-def test_a_planner_does_not_write_over_the_settings_that_it_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture, main: Callable, form: str
-):
+def test_a_planner_does_not_write_over_the_settings_that_it_reads(tmp_path, capsys, main, form):
     settings = tmp_path / "run.yaml"
     settings.write_text("eta: 0.4\n")
     assert main(["--world_size", "8", "--json", str(settings), *form.format(settings).split()]) == 2

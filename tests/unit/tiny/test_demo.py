@@ -1,7 +1,6 @@
 """How the demo starts: its ranks share the groups of a round evenly, and wrong input ends with one sentence."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from scripts.tiny.demo import main
 
 
 @pytest.mark.parametrize(("batch_size", "num_ranks"), [(32, 4), (8, 4), (2, 2), (24, 1), (5, 1)])
-def test_ranks_share_whole_groups_and_leave_no_video_out(
-    monkeypatch: pytest.MonkeyPatch, batch_size: int, num_ranks: int
-):
+def test_ranks_share_whole_groups_and_leave_no_video_out(monkeypatch, batch_size, num_ranks):
     started = []
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
@@ -21,15 +18,13 @@ def test_ranks_share_whole_groups_and_leave_no_video_out(
     assert f"--nproc_per_node={num_ranks}" in started
 
 
-def test_a_folder_that_cannot_be_made_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_a_folder_that_cannot_be_made_and_a_resume_which_misses_the_base_model_are_refused(
+    monkeypatch, tmp_path, capsys
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["--output_dir", str(tmp_path / "file")]) == 2
     assert "demo: " in capsys.readouterr().err
-
-
-def test_a_resume_is_refused_because_the_base_model_would_be_missing(capsys: pytest.CaptureFixture):
+    monkeypatch.delenv("WORLD_SIZE")
     assert main(["--resume_from_checkpoint", "latest", "--output_dir", "outputs/demo"]) == 2
     assert "leave --resume_from_checkpoint out" in capsys.readouterr().err

@@ -26,15 +26,12 @@ def test_scenes_are_held_out_whose_every_pair_of_words_is_seen_in_training() -> 
     assert all(pairs_of_words(scene) <= seen for scene in valid_scenes())
 
 
-def test_the_bundled_files_hold_unique_readable_prompts_of_their_own_scenes() -> None:
+def test_the_bundled_files_hold_unique_readable_prompts_of_their_own_scenes_as_the_program_writes_them(tmp_path):
     train, valid = rows(BUNDLED / "train.csv"), rows(BUNDLED / "valid.csv")
     assert len(train) >= 400 and len(valid) >= 200
     assert len(set(train)) == len(train) and len(set(valid)) == len(valid)
     assert {parse_prompt(text) for text in train} == set(train_scenes())
     assert {parse_prompt(text) for text in valid} == set(valid_scenes())
-
-
-def test_the_bundled_files_are_what_the_program_writes(tmp_path: Path) -> None:
     write_csv(tmp_path)
     for name in ("train.csv", "valid.csv"):
         assert (tmp_path / name).read_bytes() == (BUNDLED / name).read_bytes()
