@@ -39,7 +39,6 @@ TIMEOUT = 2
 
 
 def message_of(kind: type[Exception], action: Callable[[], object]) -> Message:
-    """What an action that must fail says; None when it does not."""
     try:
         action()
     except kind as error:
@@ -47,15 +46,18 @@ def message_of(kind: type[Exception], action: Callable[[], object]) -> Message:
     return None
 
 
-def refusals(runs: dict[str, list[list[str]]]) -> dict[str, Message]:
-    """Build the training of every run, each rank with its own command line; return why it was refused."""
+def refusals(runs: dict[str, list[list[str]]], folders: list[Path]) -> dict[str, Message]:
+    """Build every run's training, each rank with its command line in its folder; return why it was refused."""
     rank = build_mesh().rank
+    os.chdir(folders[rank])
     return {name: message_of(ValueError, lambda argv=argvs[rank]: training_of(argv)) for name, argvs in runs.items()}
 
 
 def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
-    other = tmp_path / "other.csv"
-    other.write_text("prompt\nsomething else\n")
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, prompt in zip(folders, ("a red circle", "a green cross"), strict=True):
+        folder.mkdir()
+        (folder / "own.csv").write_text(f"prompt\n{prompt}\n")
     copy = tmp_path / "prompts.csv"
     copy.write_bytes(prompts_csv.read_bytes())
 
@@ -67,33 +69,15 @@ def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four
         "world size": [run(sp_size=3), run(sp_size=3)],
         "file": [run(), run(tmp_path / "missing.csv")],
         "path": [run(prompts_csv), run(copy)],
+        "content": [run(Path("own.csv")), run(Path("own.csv"))],
     }
-    first, second = run_on_ranks(2, refusals, runs)
+    first, second = run_on_ranks(2, refusals, runs, folders)
     assert first == second
     assert first["settings"].startswith("rank 1: the configuration cannot run on 2 rank(s)")
-    assert "world size 2 is not divisible by sp_size 3" in first["world size"]
-    assert not first["world size"].startswith("rank")
-    assert "rank 1: " in first["file"]
-    assert "cannot be read" in first["file"]
-    assert "train_video_csv is" in first["path"]
+    assert "world size 2 is not divisible by sp_size 3" in (said := first["world size"]) and not said.startswith("rank")
+    assert "rank 1: " in first["file"] and "cannot be read" in first["file"] and "train_video_csv is" in first["path"]
+    assert "the content of own.csv is" in first["content"] and "eta" not in first["content"]
     assert not (tmp_path / "run").exists()
-
-
-def differing_content(argv: list[str], folders: list[Path]) -> Message:
-    """Build a training in a folder of each rank, as if its prompt file was another on rank 1's machine."""
-    os.chdir(folders[build_mesh().rank])
-    return message_of(ValueError, lambda: training_of(argv))
-
-
-def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, root_of_four_heads: Path):
-    folders = [tmp_path, tmp_path / "elsewhere"]
-    folders[1].mkdir()
-    for folder, prompt in zip(folders, ("a red circle", "a green cross"), strict=True):
-        (folder / "prompts.csv").write_text(f"prompt\n{prompt}\n")
-    argv = arguments(root_of_four_heads, Path("prompts.csv"), tmp_path / "run", **SMALL)
-    first, second = run_on_ranks(2, differing_content, argv, folders)
-    assert first == second
-    assert "the content of prompts.csv is" in first and "eta" not in first
 
 
 def read_first_frames(argv: list[str]) -> tuple[Message, list[str]]:
@@ -117,12 +101,10 @@ def test_ranks_share_the_decoding_of_first_frames_and_all_name_a_damaged_one(ori
 
 
 def fail(videos: torch.Tensor, prompts: list[str]) -> None:
-    """Be a reward that breaks."""
     raise RuntimeError("the server is gone")
 
 
 def lose(training: Run, update: int) -> None:
-    """Make one update's loss NaN on this rank."""
     compare, updates = training.algorithm.compare, itertools.count(1)
 
     def compare_or_lose(trajectory: Trajectory) -> ComparedRound:
@@ -164,14 +146,12 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(tmp_path, root_of_four_heads, prompts_csv):
-    argvs = {
-        name: arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, "max_steps": steps})
-        for name, steps in {"stop": 100, "not finite": 1, "reward": 1, "full disk": 1, "skipped": 3}.items()
-    }
+    runs = {"stop": 100, "not finite": 1, "reward": 1, "full disk": 1, "skipped": 3}
+    own = {name: SMALL | {"max_steps": steps} for name, steps in runs.items()}
+    argvs = {name: arguments(root_of_four_heads, prompts_csv, tmp_path / name, **own[name]) for name in runs}
     argvs["skipped"] += ["--max_skipped_updates", "3"]
     first, second = run_on_ranks(2, failures, argvs)
-    assert first == second
-    assert first["stop"] == 1
+    assert first == second and first["stop"] == 1
     assert latest_checkpoint(tmp_path / "stop" / "checkpoints").name == "step_1"
     assert "Update 1" in first["not finite"] and "not finite" in first["not finite"]
     assert first["skipped"] is None
@@ -187,10 +167,7 @@ def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(tmp_path, r
 
 
 def seconds_until_given_up() -> dict[str, float]:
-    """Sum over this rank's group of each axis, to which the last rank does not come; return how long that took.
-
-    Every group gives up after `collective_timeout`, not only that of all ranks.
-    """
+    """Sum over this rank's group of each axis, to which the last rank does not come; return how long that took."""
     sp = build_mesh(sp_size=2, collective_timeout=TIMEOUT)
     replicate = build_mesh(dp_replicate=2, collective_timeout=TIMEOUT)
     groups = {"sp": sp.sp_group, "replicate": replicate.weights["replicate"].get_group()}
@@ -216,7 +193,6 @@ def test_a_rank_that_misses_a_collective_is_waited_for_as_long_as_is_configured(
 
 
 def join(environment: dict[str, str], timeout_seconds: int) -> Message:
-    """Join a process group with the variables of a launcher."""
     os.environ |= environment
 
     def enter() -> None:
@@ -226,14 +202,11 @@ def join(environment: dict[str, str], timeout_seconds: int) -> Message:
     return message_of(ValueError, enter)
 
 
-def test_a_missing_rank_is_waited_for_and_named():
+def test_a_missing_rank_is_waited_for_and_named_and_so_is_a_port_in_use():
     port = free_port()
     (message,) = run_on_ranks(1, join, rank_environment(0, 2, port), 2)
     assert message.startswith(f"rank 0 of 2 could not meet the others at 127.0.0.1:{port} within 2 s")
     assert "1/2 clients joined" in message
-
-
-def test_a_port_in_use_is_named():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -3,32 +3,17 @@
 from pathlib import Path
 
 from hyvideo.data.videos import read_video
-from tests.support.command_line import CommandLine
 from tests.support.ranks import free_port, rank_environment
 from tests.support.training import arguments, flags_of, write_prompts
 
 
-def sample(
-    command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int, **more: Path
-) -> list[Path]:
+def sample(command_line, root, csv, folder, num_ranks, sp_size, **more: Path) -> list[Path]:
     """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
-    settings = {
-        "model_path": root,
-        "prompts_csv": csv,
-        "output_path": folder,
-        "sp_size": sp_size,
-        "num_inference_steps": 2,
-        "fixed_size": "32x48",
-        "video_length": 9,
-        "guidance_scale": 2.0,
-        "shift": 3.0,
-        **more,
-    }
-    port = free_port()
-    ranks = [
-        command_line.start("generate.py", flags_of(settings), rank_environment(rank, num_ranks, port))
-        for rank in range(num_ranks)
-    ]
+    settings = {"model_path": root, "prompts_csv": csv, "output_path": folder, "sp_size": sp_size, "shift": 3.0, **more}
+    size = {"num_inference_steps": 2, "fixed_size": "32x48", "video_length": 9, "guidance_scale": 2.0}
+    flags, port = flags_of(settings | size), free_port()
+    environments = [rank_environment(rank, num_ranks, port) for rank in range(num_ranks)]
+    ranks = [command_line.start("generate.py", flags, environment) for environment in environments]
     finished = [rank.wait() for rank in ranks]
     assert [rank.status for rank in finished] == [0] * num_ranks, finished
     return sorted(folder.glob("*.mp4"))
@@ -49,8 +34,6 @@ def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, r
     csv.write_text("prompt\na red circle moves slowly to the left\n")
     run = arguments(root_of_four_heads, csv, tmp_path / "run", max_steps=1)
     assert command_line.run("post_train.py", run).status == 0
-    checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
-    made = sample(
-        command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2, checkpoint_path=checkpoint
-    )
+    trained = {"checkpoint_path": tmp_path / "run" / "checkpoints" / "step_1"}
+    made = sample(command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2, **trained)
     assert len(made) == 1
