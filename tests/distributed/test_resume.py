@@ -3,10 +3,8 @@
 import re
 import signal
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,23 +16,13 @@ from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
 from tests.support.training import ALGORITHMS, arguments, training_of
 
-SMALL = {
-    "enable_fsdp": True,
-    "num_generations": 2,
-    "batch_size": 1,
-    "grpo_sampling_steps": 2,
-    "rollout_micro_batch_size": 1,
-    "mini_batch_size_per_update": 1,
-    "learning_rate": 1e-4,
-    "save_interval": 2,
-    "max_steps": 4,
-    "keep_last": 20,
-}
+SMALL = {"enable_fsdp": True, "num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "learning_rate": 1e-4}
+SMALL |= {"rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1}
+SMALL |= {"save_interval": 2, "max_steps": 4, "keep_last": 20}
 """Two videos per round on two ranks; policy and anchor differ from the second update on."""
 
 
 def train_all(runs: list[list[str]]) -> None:
-    """Train several runs one after another."""
     for argv in runs:
         training_of(argv).train()
 
@@ -74,23 +62,15 @@ def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(
     alone, argv_alone = run_of("alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2")
     fewer, argv_fewer = run_of("fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2")
     run_on_ranks(1, train_all, [argv_alone, argv_fewer])
-    errors = {
-        "sp 2 -> 1": largest_error(alone / "checkpoints" / "step_4", split / "checkpoints" / "step_4"),
-        "dp 2 -> 1": largest_error(fewer / "checkpoints" / "step_4", whole / "checkpoints" / "step_4"),
-    }
-    print(errors)
-    assert max(errors.values()) <= 1e-5, errors
+    for pair in ((alone, split), (fewer, whole)):  # sequence parallel over two to one, and data parallel
+        assert largest_error(*(run / "checkpoints" / "step_4" for run in pair)) <= 1e-5
 
 
-def start_ranks(
-    command_line: CommandLine, argv: list[str], fault: Mapping[str, str] = MappingProxyType({}), victim: int = 0
-) -> list[Command]:
+def start_ranks(command_line: CommandLine, argv: list[str], victim: int | None = None, **fault: str) -> list[Command]:
     """Start `post_train.py argv...` on two ranks, as a launcher does; one may have a fault."""
-    port = free_port()
-    scripts = ["tests/support/faulty_post_train.py" if fault and rank == victim else "post_train.py" for rank in (0, 1)]
-    return [
-        command_line.start(script, argv, rank_environment(rank, 2, port) | fault) for rank, script in enumerate(scripts)
-    ]
+    places = [rank_environment(rank, 2, port) | fault for port in [free_port()] for rank in (0, 1)]
+    scripts = ["tests/support/faulty_post_train.py" if rank == victim else "post_train.py" for rank in (0, 1)]
+    return [command_line.start(script, argv, place) for script, place in zip(scripts, places, strict=True)]
 
 
 KILLED_SAVES = [
@@ -116,7 +96,7 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_and_the_same_end(r
     for number, (fault, victim, async_save) in enumerate(saves):
         killed, argv = run_of("killed_in_save", async_save=async_save, resume_from_checkpoint="latest", **settings)
         files = 0 if number == 0 else 1  # the first save of the run is killed, then the second one of a start
-        ranks = start_ranks(command_line, argv, {"FAULT": fault, "FAULT_AFTER": str(files)}, victim)
+        ranks = start_ranks(command_line, argv, victim, FAULT=fault, FAULT_AFTER=str(files))
         assert ranks[victim].wait().status == -signal.SIGKILL, ranks[victim].read("stderr")
         assert ranks[1 - victim].wait().status == 1
         found = checkpoints_of(killed / "checkpoints")
