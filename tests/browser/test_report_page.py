@@ -69,9 +69,7 @@ def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["motion", "reduced motion"])
-def test_before_and_after_play_side_by_side_in_step_unless_motion_is_unwanted(
-    run: Path, open_page: OpenPage, reduced: bool
-):
+def test_before_and_after_play_side_by_side_in_step_unless_motion_is_unwanted(run, open_page, reduced):
     page = open_page(report_runs([run], run / "report.html"), motion="reduce" if reduced else "no-preference")
     pairs = page.locator("#pairs .pair")
     assert pairs.count() == 3
@@ -152,11 +150,9 @@ def test_missing_and_broken_videos_are_shown_as_such(open_page: OpenPage, tmp_pa
     page.locator("#samples .strip").nth(1).scroll_into_view_if_needed()
     page.get_by_text("Video cannot be played").wait_for()
     texts = page.locator(".no-video").all_inner_texts()
-    assert sorted(" ".join(text.split()) for text in texts) == [
-        "Video cannot be played samples/step_10/001.mp4",
-        "Video missing samples/step_10/000.mp4",
-        "Video missing samples/step_30/001.mp4",
-    ]
+    missing = [f"Video missing samples/step_{name}.mp4" for name in ("10/000", "30/001")]
+    told = sorted(" ".join(text.split()) for text in texts)
+    assert told == ["Video cannot be played samples/step_10/001.mp4", *missing]
 
 
 def test_a_run_of_5000_updates_opens_within_three_seconds(open_page: OpenPage, tmp_path: Path):
