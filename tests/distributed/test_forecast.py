@@ -13,7 +13,6 @@ SETUPS = {"dp": {"batch_size": 2}, "sharded, sp": {"sp_size": 2, "enable_fsdp": 
 
 
 def forecast_all(runs: list[list[str]]) -> None:
-    """Forecast as one of the ranks."""
     for argv in runs:
         write_forecast(*parse_arguments(argv))
 

@@ -21,7 +21,6 @@ class Float32LayerNorm(nn.LayerNorm):
     """A layer norm as autocast computes it on a GPU; on the CPU it leaves layer norms as they come."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Normalise in float32."""
         weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
         return nn.functional.layer_norm(hidden.float(), self.normalized_shape, weight, bias, self.eps)
 

@@ -32,12 +32,8 @@ def test_the_clamped_first_step_of_flow_grpo_is_its_rule_at_the_clamp():
 
 
 def test_spreads_leave_out_deterministic_steps_and_follow_the_scales():
-    values = {
-        "theory": [1.0, 4.0, 0.0],
-        "scale": [2.0, 0.5, 1.0],
-        "by_velocity": [1.0, 4.4, 9.0],
-        "by_weights": [3.0, 24.0, 9.0],
-    }
+    values = {"theory": [1.0, 4.0, 0.0], "scale": [2.0, 0.5, 1.0]}
+    values |= {"by_velocity": [1.0, 4.4, 9.0], "by_weights": [3.0, 24.0, 9.0]}
     spreads = gradient_norms.spreads([1.0, 0.5, 0.1], values)
     assert spreads["velocity"] == pytest.approx(4.4) and spreads["velocity_equalized"] == pytest.approx(1.1)
     assert spreads["weights"] == pytest.approx(8) and spreads["weights_equalized"] == pytest.approx(2)
