@@ -21,13 +21,10 @@ def test_a_signal_saves_and_stops_all_ranks(tmp_path, tiny_root, prompts_csv, nu
     parallel = {"config": None, "max_steps": 10_000, "batch_size": 1, "enable_fsdp": True, "sp_size": 1}
     settings = {"CONFIG": "configs/tiny.yaml", "OUTPUT_DIR": str(run), "NPROC_PER_NODE": "2", "PYTHON": sys.executable}
     with (tmp_path / "output").open("w") as output:
-        launcher = subprocess.Popen(
-            [REPOSITORY / "run_post_train.sh", *arguments(tiny_root, prompts_csv, run, **parallel)],
-            env=os.environ | settings | {"OMP_NUM_THREADS": "1", "STOP_GRACE": "600"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal signals the whole group
-        )
+        command = [REPOSITORY / "run_post_train.sh", *arguments(tiny_root, prompts_csv, run, **parallel)]
+        options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}  # as a terminal's group
+        environment = os.environ | settings | {"OMP_NUM_THREADS": "1", "STOP_GRACE": "600"}
+        launcher = subprocess.Popen(command, env=environment, **options)
     metrics = run / "metrics.jsonl"
     while not metrics.exists() or not metrics.read_text():
         assert launcher.poll() is None, "the launcher has ended"

@@ -36,11 +36,7 @@ def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_pat
     settings = GUARDED | {
         "reward_config": json.dumps({"models": {BRIGHTNESS: bright, "moving_shapes": {"sub_reward": {"MQ": 0.1}}}}),
         "reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": -1.0}}}}),
-        "reward_guard_action": "rollback",
-        "batch_size": 2,
-        "save_interval": 1,
-        "keep_last": 2,
-        "max_steps": 5,
+        **{"reward_guard_action": "rollback", "batch_size": 2, "save_interval": 1, "keep_last": 2, "max_steps": 5},
     }
     whole, killed, resumed = (
         arguments(REPOSITORY / "assets" / "tiny", prompts, tmp_path / name, **settings, **changes)

@@ -28,7 +28,6 @@ from tests.support.training import arguments, training_of
 
 @contextmanager
 def counted_bytes() -> Iterator[Counter[str]]:
-    """Count what is read of a model's components."""
     bytes_read: Counter[str] = Counter()
     read = SafetensorsFolder.read
 
@@ -71,7 +70,6 @@ def load_equal_to(expected: dict[str, Tensor], *arguments: object) -> tuple[int,
 
 @pytest.fixture
 def adapter_folder(original_root: Path, tmp_path: Path) -> str:
-    """A trained adapter."""
     transformer = load_transformer(original_root, "480p_i2v")
     prepare(transformer, "fresh", sharded=False)
     randomize(transformer)
@@ -84,7 +82,7 @@ def adapter_folder(original_root: Path, tmp_path: Path) -> str:
     [(torch.float32, None), (torch.float32, "loaded"), (torch.bfloat16, None), (torch.bfloat16, "fresh")],
 )
 def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
-    original_root: Path, adapter_folder: str, dtype: torch.dtype, adapter: str | None
+    original_root, adapter_folder, dtype, adapter
 ):
     """Whatever is trained, in the memory of its master weights, adapters in float32."""
     arguments = (original_root, dtype, adapter_folder if adapter == "loaded" else adapter)
