@@ -75,7 +75,7 @@ def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     assert [line.partition(";")[0].partition(",")[0] for line in told] == [
         "generate.py: --enable_cache has no effect: every step is computed",
         "generate.py: --dtype has no effect: a GPU computes in bfloat16",
-        "generate.py: The release makes super resolution by default",
+        "generate.py: The release sharpens videos by default (super-resolution)",
         "generate.py: --valid_video_csv: there is no file 'no.csv'",
     ]
     with pytest.raises(ValueError, match="720p_t2v_distilled"):
