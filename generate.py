@@ -75,8 +75,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
             mend = "give --resolution, or --transformer_version alone"
             raise ValueError(f"--{name} helps to name a version with --resolution, which nothing reads here: {mend}.")
     translate(arguments)
-    if not arguments.sr and (arguments.save_pre_sr_video or arguments.sr_num_inference_steps is not None):
-        raise ValueError("--save_pre_sr_video and --sr_num_inference_steps go with --sr true.")
+    if not arguments.sr and arguments.sr_num_inference_steps is not None:
+        raise ValueError("--sr_num_inference_steps goes with --sr true.")
+    arguments.save_pre_sr_video &= arguments.sr  # the release's command gives it with --sr false
     arguments.eta = 0.5 if arguments.eta is None else arguments.eta
     if (arguments.prompt is None) == (arguments.prompts_csv is None):
         raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")

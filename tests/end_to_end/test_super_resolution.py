@@ -59,6 +59,6 @@ def test_what_is_missing_or_cannot_be_sharpened_is_named_before_anything_is_load
         assert f"--include '{folder}/720p_sr_distilled/*'" in missing
     assert "nearest is --fixed_size 640x640" in told(root, **t2v, fixed_size="64x64")
     assert "in that of diffusers" in told(tiny_root, sr="true")
-    assert "go with --sr true" in told(root, transformer_version="480p_t2v", save_pre_sr_video="true")
+    assert "goes with --sr true" in told(root, transformer_version="480p_t2v", sr_num_inference_steps="2")
     assert "must be a number in [1, inf)" in told(root, **t2v, sr_num_inference_steps="0")
     assert "only sharpens the videos of another version" in told(root, transformer_version="720p_sr_distilled")
