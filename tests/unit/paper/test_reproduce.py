@@ -11,6 +11,7 @@ import pytest
 from hyvideo.evaluation.intervals import Interval
 from scripts.paper.reproduce import PAPER, PaperRun, main
 from scripts.paper.reproduced import agreement, difference, mean_of, publish, read_scores
+from scripts.paper.runs import REPOSITORY
 from tests.support.reproduction import make_measured, planned
 from tests.support.training import PROMPTS, write_prompts
 
@@ -100,14 +101,11 @@ def test_what_was_found_stands_beside_the_papers_numbers(measured, tmp_path):
 
 
 def test_every_row_is_checked_and_its_commands_are_printed(tmp_path, capsys):
-    assert (
-        main(
-            ["--scale", "full", "--dry_run", "--output_dir", str(tmp_path), "--launch", "echo go", "--seeds", "1", "2"]
-        )
-        == 0
-    )
+    command = f"--scale full --dry_run --output_dir {tmp_path} --launch env --seeds 1 2 1"
+    assert main(command.split()) == 0
     told = capsys.readouterr().out
-    trainings = [line for line in told.splitlines() if line.startswith("echo go --config")]
+    start = f"env CONFIG={REPOSITORY}/configs/sage_64gpu.yaml env --config"  # the launcher would begin with another
+    trainings = [line for line in told.splitlines() if line.startswith(start)]
     assert len(trainings) == 52 and "26 rows were loaded and checked for 64 GPU(s)" in told
     assert sum("configs/reward/a.yaml" in line for line in trainings) == 18
     assert sum("--use_grad_balancing False" in line for line in trainings) == 8
@@ -120,13 +118,51 @@ def test_a_row_that_cannot_be_trained_is_named_before_the_first_one_begins(tmp_p
     assert main([*command, "--batch_size", "3"]) == 2
     assert "cps-none-b: " in (told := capsys.readouterr().err) and "num_generations" in told
     assert main([*command, "--sampling", "shift"]) == 2 and "expected FLAG=VALUE" in capsys.readouterr().err
-    assert (
-        main([*command[:-4], "--rows", "sage-other"]) == 2 and "there is no row 'sage-other'" in capsys.readouterr().err
-    )
-    assert (
-        main([*command[:-4], "--rows", "sage-step", "--setting", "A"]) == 2
-        and "of setting B alone" in capsys.readouterr().err
-    )
+    for changed, said in (
+        ("--rows sage-other", "there is no row 'sage-other'"),
+        ("--rows sage-step --setting A", "of setting B alone"),
+        ("--sde_type cps", "--sde_type is what the rows differ in"),
+        ("--kl_weight=1", "--kl_weight is what the rows differ in"),
+        ("--jobs -1", "--jobs: expected at least 1"),
+        ("--launch ./nowhere.sh", "there is no program './nowhere.sh'"),
+        ("--sampling output_path=a", "output_path is set by this program"),
+        ("--rewards moving_shape", "Nearest: moving_shapes"),
+        (f"--prompts_csv {write_prompts(tmp_path / 'one.csv', PROMPTS[:1])}", "must be at least 2"),
+    ):
+        assert main([*command, *changed.split()]) == 2 and said in (told := capsys.readouterr().err), told
+    assert not (tmp_path / "asked.json").exists()
+    (tmp_path / "asked.json").write_text("{")
+    assert main([*command, "--minutes", "0"]) == 2 and "asked.json' is damaged" in capsys.readouterr().err
+
+
+def test_a_refused_command_changes_no_file_that_running_trainings_read(tmp_path, capsys):
+    command = ["--output_dir", str(tmp_path), "--rows", "cps-none", "--setting", "B", "--minutes", "0"]
+    assert main(["--scale", "tiny", *command]) == 0
+    before = (tmp_path / "scale.yaml").read_bytes()
+    assert main(["--scale", "full", "--dry_run", *command]) == 2
+    assert "holds runs with other --config" in capsys.readouterr().err
+    assert (tmp_path / "scale.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"means": null}'])
+def test_a_damaged_measurement_is_none(measured, content):
+    run = measured("base", 0.0)
+    assert run.is_finished
+    (run.measured / "evaluation.json").write_text(content)
+    assert not run.is_finished
+
+
+def test_votes_that_cannot_be_counted_and_videos_without_a_score_are_told(measured, tmp_path, capsys):
+    write_prompts(tmp_path / "prompts.csv", [*PROMPTS, *(f"{prompt} again" for prompt in PROMPTS)])
+    runs = [measured(row, 0.1) for row in ("base", "sage-dual-b", "dance-fixed-b")]
+    (tmp_path / "studies" / "sage_vs_dance" / "videos").mkdir(parents=True)  # one that was interrupted
+    votes = tmp_path / "studies" / "sage_vs_dance.votes"
+    votes.mkdir()
+    (votes / "ann.json").write_text("{")
+    page = publish(PAPER, tmp_path, runs, scale="tiny")
+    assert (tmp_path / "studies" / "sage_vs_dance" / "index.html").is_file()
+    assert "votes" in (told := capsys.readouterr().err) and "are left out" in told
+    assert "1 of 8 videos have no score by some metric" in page.read_text()
 
 
 SMALL = [

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -33,6 +34,12 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path):
     broken = small_run(tmp_path / "a", "--batch_size", "3")
     assert train([broken], jobs=2) == [f"a: status 2, see {log_of(broken)}"]
     assert "batch_size" in log_of(broken).read_text()
+
+
+def test_a_training_that_ends_too_early_is_not_measured(tmp_path):
+    run = small_run(tmp_path / "a")
+    early = replace(run, launch=["true"])
+    assert train([early], jobs=1) == [f"a: it ended before its work was done, see {log_of(run)}"]
 
 
 def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
