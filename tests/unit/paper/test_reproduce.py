@@ -163,6 +163,7 @@ def test_votes_that_cannot_be_counted_and_videos_without_a_score_are_told(measur
     assert (tmp_path / "studies" / "sage_vs_dance" / "index.html").is_file()
     assert "votes" in (told := capsys.readouterr().err) and "are left out" in told
     assert "1 of 8 videos have no score by some metric" in page.read_text()
+    assert "Every row was trained once" in page.read_text()
 
 
 SMALL = [
