@@ -244,7 +244,7 @@ def _sharpener(base: HunyuanVideoGRPOPipeline, request: Request, mesh: Mesh) -> 
         dtype=base.autocast_dtype,
         device=None if arguments.offload else device,
     )
-    install_attention(transformer, mesh.sp_group, mesh.guidance_group)
+    install_attention(transformer, mesh.sp_group, None)  # it is not guided, so there are no rows to share
     scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
     scheduler.set_timesteps(arguments.sr_num_inference_steps)
     pipeline = SuperResolutionPipeline(**{**base.components, "transformer": transformer, "scheduler": scheduler})
