@@ -29,6 +29,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,7 +37,6 @@ from typing import Any
 
 import yaml
 
-import generate
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
@@ -311,8 +311,6 @@ def _run(work: Work) -> int:
         except ValueError as error:
             raise ValueError(f"{row}: {error}") from error
     _check_measuring(work, num_prompts)
-    if not (arguments.plan or arguments.dry_run):
-        replace_synced(arguments.output_dir / "asked.json", json.dumps(asked, indent=1).encode())
     replace_synced(arguments.output_dir / "prompts.csv", prompts.encode())
     left_out = sorted({*(work.arguments.rewards or work.scale["rewards"])} - {*work.rewards()})
     for text in left_out:
@@ -328,7 +326,16 @@ def _run(work: Work) -> int:
     if arguments.plan or arguments.dry_run:
         return 0
     threads = 1 if arguments.scale == "tiny" else None
-    failures = train(runs, jobs=arguments.jobs, minutes=arguments.minutes, threads=threads)
+    note = arguments.output_dir / "asked.json"
+    is_new = not note.exists()
+    replace_synced(note, json.dumps(asked, indent=1).encode())
+    start = time.monotonic()
+    failures = train(runs[:1], jobs=1, minutes=arguments.minutes, threads=threads)
+    if failures and is_new:
+        note.unlink()  # nothing was made yet, so other settings may follow
+    if runs[0].is_finished:  # what its measurement lacks, every training would lack at its end
+        left = arguments.minutes and max(0.0, arguments.minutes - (time.monotonic() - start) / 60)
+        failures += train(runs[1:], jobs=arguments.jobs, minutes=left, threads=threads)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     print(publish(PAPER, arguments.output_dir, runs, scale=arguments.scale), flush=True)
@@ -407,8 +414,6 @@ def _check_measuring(work: Work, num_prompts: int) -> None:
     ]
     if taken := {"--output_path", "--prompt", "--prompts_csv", "--model_path", "--checkpoint_path"} & {*sampling}:
         raise ValueError(f"--sampling: {min(taken)[2:]} is set by this program.")
-    root = str(REPOSITORY / "assets" / "tiny")
-    generate.parse_arguments(["--model_path", root, "--prompt", "a", "--output_path", "a.mp4", *sampling])
 
 
 def _check_same(work: Work, prompts: str) -> dict[str, Any]:

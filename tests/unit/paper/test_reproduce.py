@@ -15,6 +15,9 @@ from scripts.paper.runs import REPOSITORY
 from tests.support.reproduction import make_measured, planned
 from tests.support.training import PROMPTS, write_prompts
 
+SMALL = "--max_steps 2 --save_interval 2 --sample_n_frames 5 --rollout_size 32x32 --batch_size 2 ".split()
+SMALL += "--grpo_sampling_steps 3 --num_generations 2 --mini_batch_size_per_update 2".split()
+
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., PaperRun]:
@@ -144,6 +147,14 @@ def test_a_refused_command_changes_no_file_that_running_trainings_read(tmp_path,
     assert (tmp_path / "scale.yaml").read_bytes() == before
 
 
+def test_a_measurement_that_fails_costs_no_training_and_may_be_mended(tmp_path, capsys):
+    command = ["--scale", "tiny", "--output_dir", str(tmp_path), "--rows", "cps-none", "--setting", "B", *SMALL]
+    command += ["--prompts_csv", str(write_prompts(tmp_path / "two.csv", PROMPTS[:2])), "--sampling"]
+    assert main([*command, "steps=1"]) == 1
+    assert "failed: base: status 2" in (told := capsys.readouterr().out) and "2 of 2 runs are not finished" in told
+    assert not (tmp_path / "cps-none-b-seed42").exists() and not (tmp_path / "asked.json").exists()
+
+
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"means": null}'])
 def test_a_damaged_measurement_is_none(measured, content):
     run = measured("base", 0.0)
@@ -164,21 +175,6 @@ def test_votes_that_cannot_be_counted_and_videos_without_a_score_are_told(measur
     assert "votes" in (told := capsys.readouterr().err) and "are left out" in told
     assert "1 of 8 videos have no score by some metric" in page.read_text()
     assert "Every row was trained once" in page.read_text()
-
-
-SMALL = [
-    "--max_steps",
-    "2",
-    "--save_interval",
-    "2",
-    "--sample_n_frames",
-    "5",
-    "--rollout_size",
-    "32x32",
-    "--batch_size",
-    "2",
-]
-SMALL += ["--grpo_sampling_steps", "3", "--num_generations", "2", "--mini_batch_size_per_update", "2"]
 
 
 def test_a_row_is_trained_measured_and_never_made_twice(tmp_path, capsys):
