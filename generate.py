@@ -61,11 +61,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--sde_type", default="ode", help="denoising step: ode, or one of a rollout's (--sde_type of post_train.py)")
     add("--eta", type=float, help="noise level of the other sde types; default 0.5")
     add("--sp_size", type=int, default=1, help="processes that share one video (torchrun); default 1")
-    yes = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
-    add("--sr", **yes, help="sharpen 480p to 720p, or 720p to 1080p, with a second transformer")
+    switch = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
+    add("--sr", **switch, help="sharpen 480p to 720p, or 720p to 1080p, with a second transformer")
     add("--sr_num_inference_steps", type=int, help="its denoising steps; default 6 to 720p, 8 to 1080p")
-    add("--save_pre_sr_video", **yes, default=False, help="also write the video before it, NAME_before_sr.mp4")
-    add("--offload", "--offloading", **yes, default=False, help="keep on the GPU only the network that is computing")
+    add("--save_pre_sr_video", **switch, default=False, help="also write the video before it, NAME_before_sr.mp4")
+    add("--offload", "--offloading", **switch, default=False, help="keep on the GPU only the network that is computing")
     add_original_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.eta is not None and arguments.sde_type == "ode":

@@ -269,10 +269,10 @@ def _scores(
     entry: Entry, jobs: Sequence[Job], rewards: "Sequence[NamedReward]", arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Score an entry's videos: each metric [N]."""
-    from hyvideo.evaluation.scored_files import ScoreFile
+    from hyvideo.evaluation.scored_files import SCORES, ScoreFile
 
     folder = notes_folder(arguments.output_dir / entry.name, apart=jobs[0].note_apart)
-    book = ScoreFile(folder / "evaluation_scores.jsonl")
+    book = ScoreFile(folder / SCORES)
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
     columns = ((reward, book.score(reward, videos, prompts)) for reward in rewards)
     return _named((reward, {metric: np.array(values) for metric, values in of.items()}) for reward, of in columns)

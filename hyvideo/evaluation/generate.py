@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -102,7 +101,7 @@ def generate(arguments: argparse.Namespace) -> None:
             folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
         if jobs:
             pipeline = _pipeline(request, mesh)
-            sharpener = request.stage and _sharpener(pipeline, request, mesh)
+            sharpener = _Sharpener(pipeline, request, mesh) if request.stage else None
             if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in jobs])):
                 complain(f"generate.py: WARNING: {cut}")
             unguided = request.settings["guidance_scale"] == 1.0
@@ -226,57 +225,42 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     return pipeline
 
 
-@dataclass(frozen=True)
 class _Sharpener:
-    """The second stage of super-resolution; `free` moves its transformer off the GPU where --offload asks for it."""
+    """The second stage of super-resolution: its transformer and upsampler, loaded beside the base model."""
 
-    pipeline: SuperResolutionPipeline
-    stage: Stage
-    free: Callable[[], None]
+    def __init__(self, base: HunyuanVideoGRPOPipeline, request: Request, mesh: Mesh) -> None:
+        arguments, device = request.arguments, _device()
+        self.base, self.stage, self.hook = base, request.stage, None
+        placed = None if arguments.offload else device
+        version, dtype = self.stage.version, base.autocast_dtype
+        transformer = load_transformer(arguments.model_path, version, dtype=dtype, device=placed)
+        install_attention(transformer, mesh.sp_group, None)  # it is not guided, so there are no rows to share
+        scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
+        scheduler.set_timesteps(arguments.sr_num_inference_steps)
+        self.pipeline = SuperResolutionPipeline(
+            **{**base.components, "transformer": transformer, "scheduler": scheduler}
+        )
+        self.pipeline.autocast_dtype = dtype
+        self.pipeline.upsampler = load_upsampler(self.stage.folders(Path(arguments.model_path))[1], device=device)
+        if arguments.offload:
+            _, self.hook = cpu_offload_with_hook(transformer, device)
+        else:
+            transformer.to(device)
 
-
-def _sharpener(base: HunyuanVideoGRPOPipeline, request: Request, mesh: Mesh) -> _Sharpener:
-    """Load the second transformer and its upsampler beside the base model."""
-    arguments, stage, device = request.arguments, request.stage, _device()
-    transformer = load_transformer(
-        arguments.model_path,
-        stage.version,
-        dtype=base.autocast_dtype,
-        device=None if arguments.offload else device,
-    )
-    install_attention(transformer, mesh.sp_group, None)  # it is not guided, so there are no rows to share
-    scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
-    scheduler.set_timesteps(arguments.sr_num_inference_steps)
-    pipeline = SuperResolutionPipeline(**{**base.components, "transformer": transformer, "scheduler": scheduler})
-    pipeline.autocast_dtype = base.autocast_dtype
-    pipeline.upsampler = load_upsampler(stage.folders(Path(arguments.model_path))[1], device=device)
-    if not arguments.offload:
-        transformer.to(device)
-        return _Sharpener(pipeline, stage, lambda: None)
-    _, hook = cpu_offload_with_hook(transformer, device)
-    return _Sharpener(pipeline, stage, hook.offload)
-
-
-def _sharpened(
-    base: HunyuanVideoGRPOPipeline,
-    sharpener: _Sharpener,
-    job: Job,
-    size: tuple[int, int],
-    conditioning: Conditioning,
-    noise: SampleNoise,
-    latents: Tensor,
-) -> Tensor:
-    """Return the latents of one video after super-resolution to `size`."""
-    if conditioning.images is not None:
-        first_frame = base.encode_images([read_image(job.prompt.ref_image_path)], size)
-        conditioning = replace(conditioning, images=first_frame)
-        base.maybe_free_model_hooks()
-    steps = len(sharpener.pipeline.scheduler.timesteps)
-    with tqdm(total=steps, desc=f"{job.path.name}, {sharpener.stage.version}", leave=False) as bar:
-        noise = replace(noise, stream="super_resolution")
-        sharp = sharpener.pipeline.sharpen(latents, size, conditioning, noise, on_step=lambda index: bar.update())
-    sharpener.free()
-    return sharp
+    def __call__(
+        self, job: Job, size: tuple[int, int], conditioning: Conditioning, noise: SampleNoise, latents: Tensor
+    ) -> Tensor:
+        """Return one video `[1, F, H, W, 3]` of `size`, from the base model's last latents."""
+        if conditioning.images is not None:
+            first_frame = self.base.encode_images([read_image(job.prompt.ref_image_path)], size)
+            conditioning = replace(conditioning, images=first_frame)
+            self.base.maybe_free_model_hooks()
+        noise, steps = replace(noise, stream="super_resolution"), len(self.pipeline.scheduler.timesteps)
+        with tqdm(total=steps, desc=f"{job.path.name}, {self.stage.version}", leave=False) as bar:
+            sharp = self.pipeline.sharpen(latents, size, conditioning, noise, on_step=lambda index: bar.update())
+        if self.hook is not None:
+            self.hook.offload()
+        return self.base.decode(sharp)
 
 
 def _generate(
@@ -327,9 +311,7 @@ def _generate(
     if sharpener:
         if videos is not None and request.writes:
             write_video(job.path.with_stem(f"{job.path.stem}_before_sr"), videos[0], arguments.fps)
-        videos = pipeline.decode(
-            _sharpened(pipeline, sharpener, job, sharp_size, conditioning, noise, rollout.latents[:, -1])
-        )
+        videos = sharpener(job, sharp_size, conditioning, noise, rollout.latents[:, -1])
         pipeline.maybe_free_model_hooks()
     if request.writes:
         job.write(videos[0], arguments.fps, note)

@@ -22,6 +22,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     SampleNoise,
     first_frame_channels,
 )
+from hyvideo.pipelines.sampling_defaults import bucket_size
 
 SHIFT = 2.0
 NOISE = 0.7
@@ -59,10 +60,10 @@ class Stage:
         ratio = width / height
         known, targets = (generate_crop_size_list(side, 16) for side in (self.base, self.target))  # (width, height)
         if (width, height) not in known:
-            near = min(known, key=lambda one: abs(one[0] / one[1] - ratio))
+            near_height, near_width = bucket_size(self.base, 16, width=width, height=height)
             raise ValueError(
                 f"--sr true sharpens the sizes that the model was trained on; received {height}x{width}, the nearest "
-                f"is --fixed_size {near[1]}x{near[0]}."
+                f"is --fixed_size {near_height}x{near_width}."
             )
         new_width, new_height = min(targets, key=lambda one: abs(one[0] / one[1] - ratio))
         return new_height, new_width

@@ -43,14 +43,14 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.files import remove, replace_synced
-from hyvideo.data.prompts import read_prompts
+from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.evaluation.scored_files import SCORES
 from hyvideo.models.reward_models.registry import reward_class
 from hyvideo.training.checks import check_config
-from scripts.paper.reproduced import publish, unscored
+from scripts.paper.reproduced import publish
 from scripts.paper.runs import REPOSITORY, train
 
 PAPER: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "tables.yaml").read_text(encoding="utf-8"))
-SCORES = "evaluation_scores.jsonl"
 METRICS = {"clip_score": "CLIPScore", "pick_score": "PickScore"}
 GPUS_OF = {"configs/sage_64gpu.yaml": 64, "configs/sage_8gpu.yaml": 8}
 """Ranks that a config is made for."""
@@ -173,8 +173,8 @@ class Work:
                     files = [str(REPOSITORY / "configs" / f"{piece}.yaml") for piece in pieces]
                     own = self.scale.get("methods", {}).get(about["method"], {})
                     self.rows[f"{row}-{setting.lower()}"] = (files, {**own, **about.get("settings", {})})
-        own = {"seed", "output_dir", "resume_from_checkpoint", *ROW_SETTINGS}
-        if taken := sorted({word[2:].partition("=")[0] for word in self.flags if word.startswith("--")} & own):
+        fixed = {"seed", "output_dir", "resume_from_checkpoint", *ROW_SETTINGS}
+        if taken := sorted({word[2:].partition("=")[0] for word in self.flags if word.startswith("--")} & fixed):
             raise ValueError(
                 f"--{taken[0]} is what the rows differ in, or this program sets: choose rows by --rows, and give what "
                 "holds for all of them."
@@ -339,10 +339,6 @@ def _run(work: Work) -> int:
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     print(publish(PAPER, arguments.output_dir, runs, scale=arguments.scale), flush=True)
-    for row, (missing, videos) in unscored(runs).items():
-        print(
-            f"WARNING: {row}: {missing} of {videos} videos have no score by some metric, and its mean is over the rest"
-        )
     if unfinished := [run.name for run in runs if not run.is_finished]:
         print(f"{len(unfinished)} of {len(runs)} runs are not finished: start the same command again to go on.")
     return 1 if failures else 0
@@ -409,11 +405,9 @@ def _check_measuring(work: Work, num_prompts: int) -> None:
         raise ValueError(f"--rewards: there is nothing at '{absent[0]}'.")
     if wrong := [word for word in work.arguments.sampling if "=" not in word]:
         raise ValueError(f"--sampling: expected FLAG=VALUE, such as num_inference_steps=20; received {wrong[0]!r}.")
-    sampling = [
-        text for word in work.arguments.sampling for text in (f"--{word.partition('=')[0]}", word.split("=")[1])
-    ]
-    if taken := {"--output_path", "--prompt", "--prompts_csv", "--model_path", "--checkpoint_path"} & {*sampling}:
-        raise ValueError(f"--sampling: {min(taken)[2:]} is set by this program.")
+    sampling = {word.partition("=")[0] for word in work.arguments.sampling}
+    if taken := {"output_path", "prompt", "prompts_csv", "model_path", "checkpoint_path"} & sampling:
+        raise ValueError(f"--sampling: {min(taken)} is set by this program.")
 
 
 def _check_same(work: Work, prompts: str) -> dict[str, Any]:
@@ -447,17 +441,15 @@ def _check_same(work: Work, prompts: str) -> dict[str, Any]:
 def _prompts(work: Work) -> tuple[str, int]:
     """Return the CSV of the held-out prompts that every row is measured on, and how many there are."""
     source = Path(_absolute(work.arguments.prompts_csv or work.scale["prompts"]))
-    read_prompts([source])
-    with source.open(encoding="utf-8-sig", newline="") as file:
-        header, *rows = [row for row in csv.reader(file) if row]
+    rows = [row for _, row in rows_of_csv(source)]
+    for row, prompt in zip(rows, read_prompts([source]), strict=True):
+        if prompt.ref_image_path:  # the copy lies elsewhere
+            row["ref_image_path"] = str(Path(prompt.ref_image_path).resolve())
     rows = rows[: None if work.arguments.prompts_csv else work.scale.get("num_prompts")]
-    if "ref_image_path" in header:  # the copy lies elsewhere
-        column = header.index("ref_image_path")
-        for row in rows:
-            beside = source.parent / row[column]
-            row[column] = str((beside if beside.exists() else Path(row[column])).resolve()) if row[column] else ""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue(), len(rows)
 
 

@@ -15,6 +15,7 @@ from hyvideo.config.outside import complain
 from hyvideo.data.files import remove, replace_synced
 from hyvideo.evaluation.comparison import OVERALL
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
+from hyvideo.evaluation.scored_files import SCORES
 from hyvideo.observability.metrics import read_rows
 from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
 from scripts.paper.study import OPEN, verdict
@@ -39,7 +40,7 @@ def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.
     found: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for run in (run for run in runs if run.is_finished):
         of_videos: dict[str, dict[str, float | None]] = {}
-        for line in (run.measured / run.name / "evaluation_scores.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (run.measured / run.name / SCORES).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             of_videos.setdefault(row["video"], {}).update(row["scores"])
         videos = [of_videos[name] for name in sorted(of_videos)]
@@ -50,10 +51,10 @@ def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.
     return found
 
 
-def unscored(runs: "Sequence[PaperRun]") -> dict[str, tuple[int, int]]:
+def _unscored(scores: Scores) -> dict[str, tuple[int, int]]:
     """Return row -> (videos without a score by some metric, videos) for the rows that have such."""
     counts = {}
-    for row, seeds in read_scores(runs).items():
+    for row, seeds in scores.items():
         missing = [np.isnan(np.stack([*metrics.values()])).any(0) for metrics in seeds.values()]
         if number := int(np.concatenate(missing).sum()):
             counts[row] = (number, sum(map(len, missing)))
@@ -104,7 +105,9 @@ def publish(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]", *, 
         name for name in paper["columns"] if any(name in of for seeds in scores.values() for of in seeds.values())
     ]
     rows = ["base", *dict.fromkeys(run.row for run in runs if run.row != "base")]
-    without = unscored(runs)
+    without = _unscored(scores)
+    for row, (missing, videos) in without.items():
+        complain(f"WARNING: {row}: {missing} of {videos} videos have no score by some metric; its mean is of the rest.")
     table = [_row(paper, scores, row, metrics, scale) | {"unscored": without.get(row)} for row in rows]
     claims = [_claim(scores, claim, metrics) for claim in paper["claims"]]
     rates = _studies(paper, out, runs)

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
@@ -56,6 +56,46 @@ def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
     Thread(target=stop_it, daemon=True).start()
     assert train([run], jobs=1) == []
     assert (run.folder / "checkpoints" / "latest").is_file() and not run.is_finished
+
+
+@dataclass
+class Measurement:
+    """A run of one command, which starts a program of its own and waits for it."""
+
+    folder: Path
+    looks: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether somebody has made it, which this finds out at the second look."""
+        self.looks += 1
+        return self.folder.name == "made" and self.looks > 1
+
+    def commands(self) -> list[list[str]]:
+        child = self.folder.parent / "child"
+        return [["bash", "-c", f"sleep 100 & echo $! > {child}.new; mv {child}.new {child}; wait"]]
+
+    def tidy(self) -> None:
+        """It leaves nothing."""
+
+
+def test_a_measurement_that_is_stopped_takes_its_programs_with_it(tmp_path):
+    child = tmp_path / "child"
+
+    def stop_it() -> None:
+        while not child.is_file():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=stop_it, daemon=True).start()
+    assert train([Measurement(tmp_path / "a")], jobs=1) == []
+    state = Path(f"/proc/{child.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_run_that_another_command_has_finished_meanwhile_is_not_made_again(tmp_path):
+    assert train([Measurement(tmp_path / "made")], jobs=1) == []
+    assert not (tmp_path / "child").exists()
 
 
 def test_a_run_that_another_command_trains_is_left_to_it(run):
