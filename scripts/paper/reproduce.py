@@ -279,7 +279,12 @@ def main(argv: Sequence[str]) -> int:
         arguments.jobs = (os.cpu_count() if tiny else 1) if arguments.jobs is None else arguments.jobs
         if arguments.jobs < 1:
             raise ValueError(f"--jobs: expected at least 1; received {arguments.jobs}.")
-        starter = (shlex.split(arguments.launch) or [""])[0]
+        try:
+            starter = (shlex.split(arguments.launch) or [""])[0]
+        except ValueError as error:
+            raise ValueError(f"--launch: {error} in {arguments.launch!r}.") from error
+        if arguments.output_dir.is_file():
+            raise ValueError(f"--output_dir: '{arguments.output_dir}' is a file; expected a folder.")
         if not (shutil.which(starter) or (REPOSITORY / starter).is_file()):
             raise ValueError(f"--launch: there is no program {starter!r}.")
         arguments.seeds = list(dict.fromkeys(arguments.seeds))

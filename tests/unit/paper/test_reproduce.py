@@ -128,6 +128,8 @@ def test_a_row_that_cannot_be_trained_is_named_before_the_first_one_begins(tmp_p
         ("--kl_weight=1", "--kl_weight is what the rows differ in"),
         ("--jobs -1", "--jobs: expected at least 1"),
         ("--launch ./nowhere.sh", "there is no program './nowhere.sh'"),
+        ("--launch 'sbatch", "--launch: No closing quotation in"),
+        (f"--output_dir {__file__}", "is a file; expected a folder"),
         ("--sampling output_path=a", "output_path is set by this program"),
         ("--rewards moving_shape", "Nearest: moving_shapes"),
         (f"--prompts_csv {write_prompts(tmp_path / 'one.csv', PROMPTS[:1])}", "must be at least 2"),
