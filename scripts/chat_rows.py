@@ -47,7 +47,7 @@ def fill_rows(
         program: name of the program, for what it says of rows that stay open.
         rows: all rows of the file.
         waiting: those of them that are not complete.
-        fill: completes a row in place; a ValueError or Fault leaves it open.
+        fill: completes a row in place; a ValueError, or a server that does not answer or refuses, leaves it open.
         arguments: with `output` and `in_flight`.
         last: name of the column that is written last.
 
@@ -55,15 +55,15 @@ def fill_rows(
         The exit status: 1 if rows stay open.
 
     Raises:
-        ValueError: the server refuses every request.
+        ValueError: the server refused every row of those that are saved together.
     """
 
-    def attempt(row: Row) -> str | None:
+    def attempt(row: Row) -> Exception | None:
         """Complete a row, or return why not."""
         try:
             fill(row)
-        except (ValueError, Fault) as error:
-            return f"{row['prompt']!r:.120}: {error}"
+        except (ValueError, Fault, RewardFailureError) as error:
+            return error
         return None
 
     failed = 0
@@ -71,14 +71,15 @@ def fill_rows(
         for start in range(0, len(waiting), _SAVED_TOGETHER):
             block = waiting[start : start + _SAVED_TOGETHER]
             try:
-                problems = [problem for problem in threads.map(attempt, block) if problem]
-            except RewardFailureError as error:
-                raise ValueError(str(error)) from error
+                results = list(threads.map(attempt, block))
             finally:
                 _save(arguments.output, rows, last)
+            problems = [(row, error) for row, error in zip(block, results, strict=True) if error]
+            if all(isinstance(error, RewardFailureError) for error in results):
+                raise ValueError(str(results[0]))
             failed += len(problems)
-            for problem in problems:
-                complain(f"{program}: {problem}")
+            for row, error in problems:
+                complain(f"{program}: {row['prompt']!r:.120}: {error}")
             done = start + len(block) - failed
             print(f"{done} of {len(waiting)} rows written to {arguments.output}", flush=True)
     if not waiting:

@@ -231,10 +231,9 @@ class Work:
 
     def rewards(self) -> list[str]:
         """Return the rewards that measure, without those whose weights are not there."""
-        asked = self.arguments.rewards or self.scale["rewards"]
-        return [
-            text for text in asked if "=" not in text or self.arguments.rewards or Path(text.split("=")[1]).exists()
-        ]
+        named = [text.partition("=") for text in self.arguments.rewards or self.scale["rewards"]]
+        placed = [(name, path and _absolute(path)) for name, _, path in named]  # measuring starts elsewhere
+        return [f"{name}={path}" if path else name for name, path in placed if not path or Path(path).exists()]
 
 
 def _absolute(path: str) -> str:
@@ -244,7 +243,8 @@ def _absolute(path: str) -> str:
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the command line; what it does not know goes to post_train.py."""
-    parser = Parser("reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser("reproduce", description=__doc__, formatter_class=formatter, allow_abbrev=False)
     add = parser.add_argument
     add(
         "--scale", choices=PAPER["scales"], required=True, help="tiny: the bundled model; full: configs/sage_64gpu.yaml"
@@ -317,9 +317,13 @@ def _run(work: Work) -> int:
             raise ValueError(f"{row}: {error}") from error
     _check_measuring(work, num_prompts)
     replace_synced(arguments.output_dir / "prompts.csv", prompts.encode())
-    left_out = sorted({*(work.arguments.rewards or work.scale["rewards"])} - {*work.rewards()})
-    for text in left_out:
-        print(f"left out: {text}, whose weights are not there (checkpoints-download.md)", flush=True)
+    there = {text.partition("=")[0] for text in work.rewards()}
+    for text in work.arguments.rewards or work.scale["rewards"]:
+        if text.partition("=")[0] not in there:
+            print(f"left out: {text}, whose weights are not there (checkpoints-download.md)", flush=True)
+    for row in work.arguments.rows or ():
+        if not any(name.rpartition("-")[0] == row for name in work.rows):
+            print(f"left out: {row}, which the paper has under setting B alone")
     runs = list(work.runs(next(iter(configs.values()))))
     if arguments.plan:
         _print_bill(work, configs, num_prompts, len(runs) - 1)
@@ -406,7 +410,7 @@ def _check_measuring(work: Work, num_prompts: int) -> None:
     named = [text.partition("=") for text in work.arguments.rewards or ()]
     for name, _, _ in named:
         reward_class(name, "--rewards")
-    if absent := [path for _, _, path in named if path and not Path(path).exists()]:
+    if absent := [path for _, _, path in named if path and not Path(_absolute(path)).exists()]:
         raise ValueError(f"--rewards: there is nothing at '{absent[0]}'.")
     if wrong := [word for word in work.arguments.sampling if "=" not in word]:
         raise ValueError(f"--sampling: expected FLAG=VALUE, such as num_inference_steps=20; received {wrong[0]!r}.")

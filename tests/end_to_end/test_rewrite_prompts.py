@@ -31,6 +31,12 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
     rows = [row for _, row in rows_of_csv(output)]
     assert rows[0] == {"prompt": LONG, "seed": "3", "original_prompt": "a cat, grey"}
     assert rows[1] == {"prompt": SIGN, "seed": "", "original_prompt": 'a shop window says "OPEN"'}
+    output.unlink()
+    with serving(chat_app(model, replies=[413, SIGN, 403])) as url:  # refuses one prompt, then all that are left
+        command[command.index("--server") + 1] = f"{url}/v1"
+        assert main(command) == 1 and [prompt.text for prompt in read_prompts([output])] == ["a cat, grey", SIGN]
+        assert "a cat, grey': server http" in (told := capsys.readouterr().err) and "refused with status 413" in told
+        assert main(command) == 2 and "refused with status 403" in capsys.readouterr().err
     mine = tmp_path / "mine.csv"
     mine.write_text("prompt\nmy own prompt\n")
     assert main([*command[:3], str(mine), *command[4:]]) == 2 and mine.read_text() == "prompt\nmy own prompt\n"

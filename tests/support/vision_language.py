@@ -68,10 +68,11 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     return folder
 
 
-def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None = None) -> FastAPI:
+def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str | int] | None = None) -> FastAPI:
     """Make a server of the chat protocol that runs a written model on the images it is sent.
 
-    It gives log-probabilities when asked for them, unless `log_probs` is off, and `replies` to requests without images.
+    It gives log-probabilities when asked for them, unless `log_probs` is off, and `replies` to requests without images:
+    a text, or the status of a refusal.
     """
     app, judge = FastAPI(), LocalJudge(str(folder), 10**6, "cpu", torch.float32)
     app.state.asked = []
@@ -87,7 +88,9 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
         urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
         images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
         if not images:
-            return {"choices": [{"message": {"role": "assistant", "content": replies.pop(0)}}]}
+            if isinstance(reply := replies.pop(0), int):
+                raise HTTPException(reply)
+            return {"choices": [{"message": {"role": "assistant", "content": reply}}]}
         logits: list[Tensor] = []
         hook = judge.network.lm_head.register_forward_hook(lambda module, inputs, out: logits.append(out[0, -1]))
         with torch.no_grad():

@@ -114,6 +114,8 @@ def test_every_row_is_checked_and_its_commands_are_printed(tmp_path, capsys):
     assert sum("--use_grad_balancing False" in line for line in trainings) == 8
     assert "left out: clip_score=ckpts/clip" in told and not (tmp_path / "base").exists()
     assert not (tmp_path / "asked.json").exists()  # other flags may follow
+    assert main([*command.split(), "--setting", "A", "--rows", "sage-step", "sage-dual"]) == 0
+    assert "left out: sage-step, which the paper has under setting B alone" in capsys.readouterr().out
 
 
 def test_a_row_that_cannot_be_trained_is_named_before_the_first_one_begins(tmp_path, capsys):
@@ -126,6 +128,7 @@ def test_a_row_that_cannot_be_trained_is_named_before_the_first_one_begins(tmp_p
         ("--rows sage-step --setting A", "of setting B alone"),
         ("--sde_type cps", "--sde_type is what the rows differ in"),
         ("--kl_weight=1", "--kl_weight is what the rows differ in"),
+        ("--seed 7", "--seed is what the rows differ in, or this program sets"),
         ("--jobs -1", "--jobs: expected at least 1"),
         ("--launch ./nowhere.sh", "there is no program './nowhere.sh'"),
         ("--launch 'sbatch", "--launch: No closing quotation in"),

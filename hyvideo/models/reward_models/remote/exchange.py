@@ -40,6 +40,8 @@ class Exchange:
     """
 
     def __init__(self, url: str, token: str | None, context: RewardContext, *, setting: str, variable: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{setting}: expected http://... or https://...; received {url!r}.")
         self._url, self._variable = url, variable
         self._retries, self._timeout = context.retries, context.timeout
         try:
@@ -74,7 +76,7 @@ class Exchange:
                 return answer
             except Fault as fault:
                 last = fault
-        raise Fault(f"reward server {self._url}: {last} ({self._retries + 1} attempts)") from last
+        raise Fault(f"server {self._url}: {last} ({self._retries + 1} attempts)") from last
 
     def _answer(self, kind: type[_Answer], method: str, path: str, content: dict[str, object]) -> _Answer:
         """Send one request and read its answer; a Fault if there is none, or one that is not understood."""
@@ -90,7 +92,7 @@ class Exchange:
             raise Fault(f"status {status}")
         if status != 200:
             hint = f" (is {self._variable} that of the server?)" if status == 401 else ""
-            raise RewardFailureError(f"reward server {self._url} refused with status {status}{hint}: {text}")
+            raise RewardFailureError(f"server {self._url} refused with status {status}{hint}: {text}")
         try:
             return kind.model_validate_json(body)
         except ValidationError as error:
