@@ -2,6 +2,8 @@
 
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
+The weights of HunyuanVideo-1.5 in ./ckpts need no --model_path. Settings of post_train.py are known by their names too.
+
 Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several share one video.
 Settings that are not given are the model's own. Beside every video a JSON note says how it was made; while that note
 would be the same, the video is not made again.
@@ -14,12 +16,15 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.evaluation.jobs import FILE_NAMES
-from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
+from hyvideo.evaluation.original_command import add_original_flags, boolean, own_name, translate
 from hyvideo.models.model_folder import check_layout
 
 
 def main(argv: list[str]) -> int:
     """Sample and write; returns the exit status (0 done, 2 wrong input)."""
+    if not argv:
+        print(f"{__doc__.split('`')[1]}\npython generate.py --help   explains every flag")
+        return 2
     try:
         arguments = parse_arguments(argv)
         say_loading("generate.py")
@@ -36,13 +41,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line, and check what takes no PyTorch; settings that are not given are the model's own."""
     parser = Parser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
+    folder = {"default": "./ckpts"} if Path("ckpts").is_dir() else {"required": True}
+    add("--model_path", **folder, help="folder of the base model, in either layout, e.g. assets/tiny; default ./ckpts")
     add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default: the only one there")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
     source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
     names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
     add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
+    rewrite = (
+        "let a language model write --prompt in the 60 to 120 words that HunyuanVideo-1.5 is used to: address of an"
+    )
+    rewrite += " OpenAI-compatible server and the model's name, e.g. http://127.0.0.1:8000/v1 Qwen3-8B"
+    add("--rewrite_prompt", nargs=2, metavar=("SERVER", "MODEL"), help=rewrite)
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
@@ -67,7 +78,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--save_pre_sr_video", **switch, default=False, help="also write the video before it, NAME_before_sr.mp4")
     add("--offload", "--offloading", **switch, default=False, help="keep on the GPU only the network that is computing")
     add_original_flags(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args([own_name(word) for word in argv])
     if arguments.eta is not None and arguments.sde_type == "ode":
         raise ValueError("--eta is the noise of another --sde_type than ode: give one, or leave --eta out.")
     for name in ("cfg_distilled", "enable_step_distill"):

@@ -11,7 +11,6 @@ from hyvideo.data.files import replacing
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
 
-ATTEMPTS = 3  # a model that does not answer as asked may do so the next time
 _SAVED_TOGETHER = 20
 
 Row = dict[str, str]

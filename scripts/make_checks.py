@@ -16,8 +16,9 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
 from hyvideo.data.checks import CHECKS, COLUMN, parse_checks, read_checks
 from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.evaluation.rewriting import ATTEMPTS
 from hyvideo.models.reward_models.remote.exchange import ChatServer
-from scripts.chat_rows import ATTEMPTS, Row, add_server_flags, fill_rows, server_of
+from scripts.chat_rows import Row, add_server_flags, fill_rows, server_of
 
 INSTRUCTION = """A video is to be made from this prompt:
 

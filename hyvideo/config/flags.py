@@ -51,6 +51,11 @@ class Alias:
 
 ALIASES = {
     "post_train_type": Alias("algorithm"),
+    "model_path": Alias("pretrained_model_root"),
+    "transformer_version": Alias("pretrained_transformer_version"),
+    "lora_path": Alias("pretrained_lora_path"),
+    "guidance_scale": Alias("cfg_scale"),
+    "fps": Alias("video_fps"),
     "validation_video_length": Alias("validate_video_length"),
     "video_length": Alias("validate_video_length"),
     "enable_gradient_checkpointing": Alias("activation_checkpointing", off="none"),
@@ -63,7 +68,7 @@ ALIASES = {
     "reward_checkpoint_mode": Alias(only=("v3",)),
     "kl_compute_mode": Alias(only=("rollout_phase",)),
 }
-"""Names that are taken beside those of the settings: the release's, and those of settings that became one."""
+"""Names that are taken beside those of the settings: of the release, of generate.py, of settings that became one."""
 
 _SUPERVISED = "it belongs to supervised training, which is not part of this project"
 
@@ -86,14 +91,14 @@ OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 SYNONYMS = {
     "beta": "kl_weight",
     "cfg": "cfg_scale",
-    "fps": "video_fps",
+    "fixed_size": "rollout_size",
     "group_size": "num_generations",
-    "guidance_scale": "cfg_scale",
     "lora_rank": "lora_r",
     "lr": "learning_rate",
-    "model_path": "pretrained_model_root",
     "num_frames": "sample_n_frames",
     "num_inference_steps": "grpo_sampling_steps",
+    "num_videos": "num_generations",
+    "prompts_csv": "train_video_csv",
     "resume": "resume_from_checkpoint",
     "shift": "infer_flow_shift_video",
     "steps": "max_steps",

@@ -26,10 +26,13 @@ from hyvideo.data.videos import write_video
 from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
+from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
 from hyvideo.models.upsampler import load_upsampler
 from hyvideo.models.weight_files import fingerprint
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
@@ -86,6 +89,8 @@ def generate(arguments: argparse.Namespace) -> None:
     disable_progress_bar()
     with ExitStack() as ranks:
         request = request_of(arguments)
+        if arguments.rewrite_prompt:
+            request = _with_rewritten_prompt(request)
         sp_size = arguments.sp_size
         if sp_size > 1:
             ranks.enter_context(process_group(WAIT_SECONDS))
@@ -114,6 +119,25 @@ def generate(arguments: argparse.Namespace) -> None:
             dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go
 
 
+def _with_rewritten_prompt(request: Request) -> Request:
+    """Let the server write the prompt anew; a note that holds its answer already saves asking.
+
+    Raises:
+        ValueError: the server does not answer, refuses, or its model does not do as it is asked.
+    """
+    arguments, (url, model) = request.arguments, request.arguments.rewrite_prompt
+    asked = {"original_prompt": arguments.prompt, "rewrite_prompt": [url, model]}
+    server = ChatServer(url, model, RewardContext(), "--rewrite_prompt")
+    notes = [job.read() for job in request.jobs]
+    text = next((note["prompt"] for note in notes if {name: note.get(name) for name in asked} == asked), None)
+    try:
+        text = text or rewritten(server, INSTRUCTION.read_text(encoding="utf-8"), arguments.prompt)
+    except (Fault, RewardFailureError) as error:
+        raise ValueError(f"--rewrite_prompt: {error}") from error
+    print(printable(f"rewritten: {text}"), flush=True)
+    return replace(request, jobs=[replace(job, prompt=replace(job.prompt, text=text)) for job in request.jobs])
+
+
 def _written(request: Request) -> str:
     """Say where the videos of this process lie."""
     first, *others = request.jobs
@@ -128,6 +152,13 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = Path(arguments.model_path)
+    if arguments.rewrite_prompt and (arguments.prompt is None or int(os.environ.get("WORLD_SIZE", 1)) > 1):
+        raise ValueError(
+            "--rewrite_prompt goes with --prompt and one process: rewrite a CSV once, by scripts.rewrite_prompts, and "
+            "all processes sample the same texts."
+        )
+    if arguments.rewrite_prompt and arguments.image_path:
+        raise ValueError("--rewrite_prompt would describe another image than --image_path, which it does not see.")
     check_trained(arguments)
     arguments.seed = list(dict.fromkeys(arguments.seed))
     if arguments.prompt is not None:
@@ -281,11 +312,13 @@ def _generate(
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
         del note[name]
-    later = ("ema", "sr", "sr_num_inference_steps", "save_pre_sr_video")
+    later = ("ema", "sr", "sr_num_inference_steps", "save_pre_sr_video", "rewrite_prompt")
     note = {key: value for key, value in note.items() if key not in later or value}  # as notes were before they existed
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     note["index"] = job.prompt.noise_index
+    if arguments.rewrite_prompt:
+        note["original_prompt"] = arguments.prompt
     if sharpener:
         sharp_size = sharpener.stage.enlarged(size)
         note["sr_size"] = f"{sharp_size[0]}x{sharp_size[1]}"

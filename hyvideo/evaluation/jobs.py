@@ -44,13 +44,14 @@ class Job:
 
     def is_finished(self, note: dict[str, Any]) -> bool:
         """Whether the file is there and was made exactly as `note` says; older notes lack the index."""
-        if not (self.path.is_file() and self.note.is_file()):
-            return False
+        return self.path.is_file() and {"index": note.get("index"), **self.read()} == json.loads(json.dumps(note))
+
+    def read(self) -> dict[str, Any]:
+        """Return the note that is there; an empty one where there is none, or a damaged one."""
         try:
-            found = from_json(self.note.read_bytes())
-            return {"index": note.get("index"), **found} == json.loads(json.dumps(note))
-        except (ValueError, TypeError):
-            return False
+            return dict(from_json(self.note.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def check_made(self) -> None:
         """Refuse a video that is missing, or whose note names another prompt, seed or index; it may have no note."""

@@ -12,7 +12,7 @@ SEED = 930
 """Seed of the release's command where none is given."""
 
 NOT_HERE = {
-    "rewrite": "Prompts are sampled as they are written: give rewritten ones.",
+    "rewrite": "Name the server and its model: --rewrite_prompt http://127.0.0.1:8000/v1 MODEL.",
     "sparse_attn": "Attention is dense: take --cfg_distilled true, which halves the work.",
     "original_noise_dir": "The noise of a video is drawn from its --seed.",
 }
@@ -33,6 +33,31 @@ IGNORED = (
     *("quant_type", "include_patterns"),
 )
 """Flags that only refine those above, or ask for what always happens."""
+
+
+OF_TRAINING = {
+    "pretrained_model_root": "model_path",
+    "pretrained_transformer_version": "transformer_version",
+    "pretrained_lora_path": "lora_path",
+    "cfg_scale": "guidance_scale",
+    "grpo_sampling_steps": "num_inference_steps",
+    "validation_num_inference_steps": "num_inference_steps",
+    "infer_flow_shift_video": "shift",
+    "validation_timestep_shift": "shift",
+    "rollout_size": "fixed_size",
+    "validation_fixed_size": "fixed_size",
+    "sample_n_frames": "video_length",
+    "validate_video_length": "video_length",
+    "video_fps": "fps",
+    "validation_global_seed": "seed",
+}
+"""Settings of post_train.py -> the flags of generate.py that they are."""
+
+
+def own_name(word: str) -> str:
+    """Return a word of a command line, a setting of post_train.py by the name that it has here."""
+    name, equals, value = word.partition("=")
+    return f"--{OF_TRAINING[name[2:]]}{equals}{value}" if name[:2] == "--" and name[2:] in OF_TRAINING else word
 
 
 def boolean(text: str) -> bool:

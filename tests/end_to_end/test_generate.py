@@ -1,6 +1,7 @@
 """generate.py: videos of a base model, of what a run trained, and of an adapter; the same seed, the same file."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hyvideo.data.videos import read_video, video_length
 from tests.support.command_line import CommandLine, Finished
-from tests.support.training import PROMPTS, flags_of, noisy_image, write_prompts
+from tests.support.training import PROMPTS, REPOSITORY, flags_of, noisy_image, write_prompts
 
 Generate = Callable[..., Finished]
 
@@ -146,3 +147,12 @@ def test_bad_input_is_named_and_leaves_nothing(generate, command_line):
     finished = generate(output_path="video.avi")
     assert finished.status == 2 and "expected a file ending in .mp4" in finished.stderr
     assert "Traceback" not in finished.stderr and list(command_line.folder.iterdir()) == []
+
+
+def test_without_arguments_it_shows_a_command_that_works_here(command_line):
+    finished = command_line.run("generate.py", [])
+    assert finished.status == 2
+    (command_line.folder / "assets").symlink_to(REPOSITORY / "assets")
+    program, *arguments = shlex.split(finished.stdout.splitlines()[0])[1:]
+    assert command_line.run(program, arguments).status == 0
+    assert video_length(command_line.folder / arguments[-1])[0] > 1

@@ -48,6 +48,20 @@ def test_the_releases_sampling_command_is_taken_as_it_stands(original_root, tmp_
     assert capsys.readouterr().err == ""
 
 
+def test_settings_of_training_are_known_by_their_names_and_the_weights_in_ckpts_need_none(
+    original_root, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("ckpts").symlink_to(original_root)
+    command = (
+        "--prompt cat --output_path cat.mp4 --pretrained_transformer_version 480p_t2v --cfg_scale=2 --video_fps 12"
+    )
+    command += " --sample_n_frames 5 --rollout_size 64x96 --grpo_sampling_steps 3 --infer_flow_shift_video 4"
+    made = request_of(parse_arguments(command.split()))
+    expected = {"guidance_scale": 2.0, "video_length": 5, "fixed_size": "64x96", "num_inference_steps": 3, "shift": 4.0}
+    assert made.settings == expected and made.arguments.fps == 12
+
+
 def test_without_its_csv_the_releases_command_makes_the_video_of_its_prompt(
     original_root, tmp_path, monkeypatch, capsys
 ):

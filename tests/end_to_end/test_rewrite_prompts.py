@@ -1,11 +1,15 @@
 """Prompts rewritten by a language model behind a real chat server, resumed, and kept apart from the originals."""
 
+import json
+
 import pytest
 
+from generate import main as generate
 from hyvideo.data.prompts import read_prompts, rows_of_csv
 from hyvideo.models.reward_models.remote import exchange
 from scripts.rewrite_prompts import main
 from tests.support.reward_server import serving
+from tests.support.training import noisy_image
 from tests.support.vision_language import chat_app, write_vision_language_model
 
 LONG = "A grey cat with a white chin walks along a low wall, stops, and looks into the camera."
@@ -44,3 +48,29 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
     with pytest.raises(SystemExit):
         main(["--prompts_csv", str(prompts)])
     assert "needed: --output, --server, --model" in capsys.readouterr().err
+
+
+def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_original(
+    tiny_root, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
+    app = chat_app(write_vision_language_model(tmp_path / "model", "qwen2_5_vl"), replies=[LONG, SIGN])
+    command = f"--model_path {tiny_root} --num_inference_steps 1 --fixed_size 32x48 --video_length 1 --guidance_scale 1"
+    command = [*command.split(), "--output_path", str(tmp_path / "cat.mp4"), "--seed", "1", "2", "--prompt", "a cat"]
+    with serving(app) as url:
+        command += ["--rewrite_prompt", f"{url}/v1", "tiny"]
+        assert generate(command) == 0 and f"rewritten: {LONG}" in capsys.readouterr().out
+        note = json.loads((tmp_path / "cat_seed2.json").read_text())
+        assert (note["prompt"], note["original_prompt"]) == (LONG, "a cat")
+        (tmp_path / "cat_seed1.mp4").unlink()
+        assert generate(command) == 0 and len(app.state.asked) == 1  # the answer is taken from the note
+        assert "cat_seed2.mp4 is finished already" in capsys.readouterr().err
+        assert generate([*command, "--prompt", 'a shop window says "OPEN"']) == 0
+        assert json.loads((tmp_path / "cat_seed2.json").read_text())["prompt"] == SIGN
+    assert generate([*command, "--prompt", "a dog"]) == 2
+    assert "--rewrite_prompt: server http://127.0.0.1" in capsys.readouterr().err
+    noisy_image(0).save(tmp_path / "cat.png")
+    assert generate([*command, "--image_path", str(tmp_path / "cat.png")]) == 2
+    assert "another image than --image_path, which it does not see" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert generate(command) == 2 and "goes with --prompt and one process" in capsys.readouterr().err

@@ -247,6 +247,8 @@ def test_a_flag_or_switch_of_the_release_sets_ours_hides_none_and_our_own_name_c
     cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
     assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
     assert load_config(["--video_length=33"]).validation.validate_video_length == 33
+    cfg = load_config(["--guidance_scale", "2", "--model_path", "here", "--fps=12"])  # names of generate.py
+    assert (cfg.rollout.cfg_scale, cfg.model.pretrained_model_root, cfg.rollout.video_fps) == (2, "here", 12)
     sizes = {("480p_t2v", "none"): (480, 848), ("720p_i2v", "None"): (720, 1280), ("720p_t2v", "480*864"): (480, 864)}
     for (version, size), taken in sizes.items():  # in the reference's spellings
         cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
