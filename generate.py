@@ -49,10 +49,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
     names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
     add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
-    rewrite = (
-        "let a language model write --prompt in the 60 to 120 words that HunyuanVideo-1.5 is used to: address of an"
-    )
-    rewrite += " OpenAI-compatible server and the model's name, e.g. http://127.0.0.1:8000/v1 Qwen3-8B"
+    rewrite = "let a language model write --prompt in the 60 to 120 words that HunyuanVideo-1.5 is used to: address of "
+    rewrite += "an OpenAI-compatible server and the model's name, e.g. http://127.0.0.1:8000/v1 Qwen3-8B"
     add("--rewrite_prompt", nargs=2, metavar=("SERVER", "MODEL"), help=rewrite)
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, help="FILE.mp4, or a folder with --prompts_csv")
