@@ -79,6 +79,7 @@ def _table(done: "Rehearsal") -> str:
     lines += [f"  {phase}: {count:.0f} times: {reason}" for (phase, reason), count in done.reads.items()]
     lines.append(f"copies to the device that the host waits for, also of indices: {sum(done.uploads.values()):.0f}")
     lines += [f"  {phase}: {count:.0f} times in {place}" for (phase, place), count in done.uploads.items()]
+    lines.append(f"copies from pinned memory, for which it does not wait: {sum(done.pinned.values()):.0f}")
     lines.append(f"surprises: {len(done.surprises) or 'none'}")
     return "\n".join(lines)
 

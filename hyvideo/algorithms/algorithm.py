@@ -14,7 +14,7 @@ from hyvideo.algorithms.optimizer import Optimization, Step
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.outside import import_class
 from hyvideo.config.schema import Config
-from hyvideo.data.host_reads import host_read
+from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
@@ -203,6 +203,15 @@ def algorithm_class(name: str) -> type[Algorithm]:
             f"algorithm: there is no {name!r}; expected one of {', '.join(ALGORITHMS)}, or module:Class of your own."
         )
     return import_class("algorithm", ALGORITHMS.get(name, name), Algorithm)
+
+
+def micro_batches(pairs: Pairs, size: int, device: torch.device) -> list[tuple[Pairs, Pairs]]:
+    """Cut the pairs of an update into micro-batches: each on the host, which counts with them, and on `device`.
+
+    They are uploaded together, so that the host waits at none of them.
+    """
+    there = Pairs(*(upload(index, device) for index in pairs))
+    return list(zip(pairs.micro_batches(size), there.micro_batches(size), strict=True))
 
 
 def over_micro_batches(

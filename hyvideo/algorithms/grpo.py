@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
+from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory, micro_batches
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
 from hyvideo.config.schema import Config
-from hyvideo.data.host_reads import host_read
+from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
@@ -33,7 +33,7 @@ class ComparedRound:
 
     Attributes:
         trajectory: B videos.
-        advantages: `[B]`, relative to the videos of the same prompt; 0 for a failed score.
+        advantages: `[B]` on the device, relative to the videos of the same prompt; 0 for a failed score.
         updates: the (video, step) pairs that each update trains.
         anchor_means: `[B, K, ...]`, the anchor's means of those pairs; None without an anchor.
         anchor_weights: `[B, K]` on the CPU, weight of each pair's position term, 0 where it is not compared with the
@@ -66,12 +66,13 @@ class StepGradients:
         Args:
             policy_loss: mean over its N pairs, with gradient.
             mean: [N, ...] of their transitions.
-            index: [N] their steps, on the CPU.
+            index: [N] their steps, on the device of `mean`.
         """
+        self._sensitivity = upload(self._sensitivity, mean.device)
         norms = velocity_gradients(policy_loss, mean, self._sensitivity[index])
         if self._sums is None:
             self._sums = norms.new_zeros(2, len(self._sensitivity))
-        self._sums.index_add_(1, index.to(norms.device), torch.stack([norms, torch.ones_like(norms)]))
+        self._sums.index_add_(1, index, torch.stack([norms, torch.ones_like(norms)]))
 
     def pop(self) -> dict[str, float]:
         """Mean over the pairs of all ranks since the last pop, for every step that had any; every rank must call it.
@@ -166,6 +167,10 @@ class GRPO(Algorithm):
     def compare(self, trajectory: Trajectory) -> ComparedRound:
         """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
         advantages, without_spread = self.advantages(trajectory)
+        device = trajectory.rollout.latents.device
+        advantages, self.scales = upload(advantages, device), upload(self.scales, device)
+        if self.kl_std_scale is not None:
+            self.kl_std_scale = upload(self.kl_std_scale, device)
         stochastic, num_videos = self.policy.stochastic_steps(), len(trajectory.scores.total)
         noisy = _window(self.config, stochastic, trajectory.round, num_videos=num_videos)
         steps = self.choose_steps(trajectory, noisy)
@@ -190,9 +195,11 @@ class GRPO(Algorithm):
         """
         num_pairs, published = len(pairs.sample_index), self.config.rollout.published
         on_policy = on_policy and "first_ratio" not in published
-        parts = pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
+        device = compared.trajectory.rollout.latents.device
+        parts = micro_batches(pairs, self.config.grpo.mini_batch_size_per_update, device)
         losses = (
-            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy)) for part in parts
+            (len(part.sample_index) / num_pairs, *self._loss(compared, part, there, coefficient, on_policy))
+            for part, there in parts
         )
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
@@ -213,23 +220,28 @@ class GRPO(Algorithm):
         }
 
     def _loss(
-        self, compared: ComparedRound, pairs: Pairs, coefficient: float, on_policy: bool
+        self, compared: ComparedRound, pairs: Pairs, there: Pairs, coefficient: float, on_policy: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Replay one micro-batch of pairs; return its loss, with gradient, and its numbers by their public names."""
-        rows, index = pairs
+        """Replay one micro-batch of pairs; return its loss, with gradient, and its numbers by their public names.
+
+        The pairs are on the host, and `there` on the device.
+        """
+        rows, index = there
         rollout, kl = compared.trajectory.rollout, self.config.kl
-        conditioning = compared.trajectory.conditioning_of(rows)
-        latents = rollout.latents[rows, index]
-        weights = None if compared.anchor_weights is None else compared.anchor_weights[rows, index]
-        chosen = slice(None) if weights is None else weights.nonzero()[:, 0]
+        conditioning = compared.trajectory.conditioning_of(pairs.sample_index)
+        latents = rollout.latents[there]
+        weights = None if compared.anchor_weights is None else compared.anchor_weights[pairs]
+        compares, chosen = weights is None or bool(weights.any()), slice(None)
+        if weights is not None and not weights.all():  # rare, for the pairs of a step follow one another
+            chosen = upload(weights.nonzero()[:, 0], latents.device)
         mean, std = self.policy.step(latents, index, conditioning)
-        following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
+        following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[there]
         scheduler, sde_type = self.policy.pipeline.scheduler, self.policy.sde_type
         log_probs = scheduler.log_prob(following, mean, std, sde_type=sde_type)  # mean over elements
         old_log_probs = log_probs.detach() if on_policy else recorded
         log_ratio = log_probs - old_log_probs
         if self.config.grpo.ratio_norm:
-            old_mean = mean.detach() if on_policy else rollout.means[rows, index]
+            old_mean = mean.detach() if on_policy else rollout.means[there]
             log_ratio = normalized_log_ratio(mean, old_mean, following, std)
         advantages = compared.advantages[rows].to(log_probs)
         policy_loss, diagnostics = clipped_policy_loss(
@@ -242,7 +254,7 @@ class GRPO(Algorithm):
         )
         self.step_gradients.add(policy_loss, mean, index)
         position = mean.new_zeros(())
-        if compared.anchor_means is not None and len(rows[chosen]):
+        if compared.anchor_means is not None and compares:
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
             kl_std = std[chosen]
             if self.kl_std_scale is not None:
@@ -263,7 +275,7 @@ class GRPO(Algorithm):
             "kl/total": divergence,
             "clip_fraction": diagnostics.clip_fraction,
             "ratio/max_deviation": ((log_probs.detach() - recorded).exp() - 1).abs().max(),
-            "replay/mean_error": ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max(),
+            "replay/mean_error": ((mean.detach() - rollout.means[there].to(mean)).abs() / std).max(),
         }
 
     def divergence(self, position: Tensor, velocity: Tensor) -> Tensor:
@@ -305,9 +317,9 @@ class GRPO(Algorithm):
         means = torch.zeros_like(trajectory.rollout.means)
         with torch.no_grad(), self.anchor.in_place_of_policy():
             size = self.config.grpo.mini_batch_size_per_update
-            for rows, index in (part for pairs in updates for part in pairs.micro_batches(size)):
-                latents = trajectory.rollout.latents[rows, index]
-                means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0]
+            for part, there in (part for pairs in updates for part in micro_batches(pairs, size, means.device)):
+                latents, conditioning = trajectory.rollout.latents[there], trajectory.conditioning_of(part.sample_index)
+                means[there] = self.policy.step(latents, there.step_index, conditioning)[0]
         return means
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -10,11 +10,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
+from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory, micro_batches
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
 from hyvideo.config.schema import Config
+from hyvideo.data.host_reads import upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.timesteps import Pairs, num_kept
 from hyvideo.observability.phase_timer import PhaseTimer
@@ -144,22 +145,25 @@ class NFT(Algorithm):
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make the round's updates and yield their metrics; after the last one the old policy follows."""
         advantages, without_spread = self.advantages(trajectory)
-        optimal = optimality(advantages, self.config.grpo.adv_clip_max)
-        scored = ~trajectory.scores.total[trajectory.positions].isnan()
+        device = trajectory.rollout.latents.device
+        optimal = upload(optimality(advantages, self.config.grpo.adv_clip_max), device)
+        scored = upload(~trajectory.scores.total[trajectory.positions].isnan(), device)
         every = torch.ones(self.config.rollout.grpo_sampling_steps, dtype=torch.bool)  # any of the schedule's steps
         size = self.config.grpo.mini_batch_size_per_update
-        updates = [pairs.micro_batches(size) for pairs in self.deal(self.choose_steps(trajectory, every))]
+        dealt = self.deal(self.choose_steps(trajectory, every))
+        updates = [micro_batches(pairs, size, device) for pairs in dealt]
+        self._sigmas = upload(self.policy.sigmas(), device)
         with self.timer("anchor"):
             old = self._velocities(self.anchor, trajectory, updates, skip_first=self.anchor.equals_policy)
             base = self._velocities(self.base, trajectory, updates) if self.base else {}
-        for number, micro_batches in enumerate(updates):
-            total = sum(len(pairs.sample_index) for pairs in micro_batches)
+        for number, parts in enumerate(updates):
+            total = len(dealt[number].sample_index)
             losses = (
                 (
-                    len(pairs.sample_index) / total,
-                    *self._loss(trajectory, pairs, old.get((number, part)), base.get((number, part)), optimal, scored),
+                    len(both[0].sample_index) / total,
+                    *self._loss(trajectory, both, old.get((number, part)), base.get((number, part)), optimal, scored),
                 )
-                for part, pairs in enumerate(micro_batches)
+                for part, both in enumerate(parts)
             )
             metrics, step = self.make_update(losses)
             if step.made:
@@ -176,20 +180,19 @@ class NFT(Algorithm):
     def _loss(
         self,
         trajectory: Trajectory,
-        pairs: Pairs,
+        both: tuple[Pairs, Pairs],
         old_velocity: Tensor | None,
         base_velocity: Tensor | None,
         optimal: Tensor,
         scored: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of one micro-batch of pairs, with gradient, and its numbers by their public names.
+        """Return the loss of one micro-batch, with gradient, and its numbers by their public names.
 
         The factor is the release's: at the old policy the gradient is that of ``A (v - target)^2``, whatever beta and
         adv_clip_max are. A video without a score has no influence.
         """
-        nft, clip_max, rows = self.options, self.config.grpo.adv_clip_max, pairs.sample_index
-        noised, clean, sigma = self._noised(trajectory, pairs)
-        velocity = self.policy.velocity(noised, pairs.step_index, trajectory.conditioning_of(rows))
+        nft, clip_max, (rows, _) = self.options, self.config.grpo.adv_clip_max, both[1]
+        velocity, noised, clean, sigma = self._velocity(trajectory, *both)
         old_velocity = velocity.detach() if old_velocity is None else old_velocity
         good, bad = nft_losses(
             velocity,
@@ -211,24 +214,32 @@ class NFT(Algorithm):
             numbers["nft/base_distance"] = distance
         return loss, {"loss/policy": policy_loss, "loss/total": loss, **numbers}
 
-    def _noised(self, trajectory: Trajectory, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return noised and clean latents `[N, ...]` of some pairs, and their noise levels `[N, 1, ...]`.
+    def _velocity(self, trajectory: Trajectory, pairs: Pairs, there: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the velocity at some pairs, their noised and clean latents `[N, ...]` and noise levels `[N, 1, ...]`.
 
-        The noise of a pair depends on the video and the step alone, so that all passes see the same.
+        The pairs are on the host, and `there` on the device. The noise of a pair depends on the video and the step
+        alone, so that all passes see the same.
         """
-        clean = trajectory.rollout.latents[pairs.sample_index, -1]
+        clean = trajectory.rollout.latents[there.sample_index, -1]
         places = trajectory.positions[pairs.sample_index].tolist()
         generators = [
             generator_for(self.config.run.seed, "nft", trajectory.round, place, step=step)
             for place, step in zip(places, pairs.step_index.tolist(), strict=True)
         ]
         noise = draw(generators, clean.shape[1:], clean.device)
-        sigma = self.policy.sigmas().cpu()[pairs.step_index].to(clean).view(-1, *[1] * (clean.ndim - 1))
-        return (1 - sigma) * clean + sigma * noise, clean, sigma
+        sigma = self._sigmas[there.step_index].view(-1, *[1] * (clean.ndim - 1))
+        noised = (1 - sigma) * clean + sigma * noise
+        velocity = self.policy.velocity(noised, there.step_index, trajectory.conditioning_of(pairs.sample_index))
+        return velocity, noised, clean, sigma
 
     @torch.no_grad()
     def _velocities(
-        self, weights: WeightsCopy, trajectory: Trajectory, updates: list[list[Pairs]], *, skip_first: bool = False
+        self,
+        weights: WeightsCopy,
+        trajectory: Trajectory,
+        updates: list[list[tuple[Pairs, Pairs]]],
+        *,
+        skip_first: bool = False,
     ) -> dict[tuple[int, int], Tensor]:
         """Return the velocities of other weights, by the numbers of update and micro-batch.
 
@@ -236,11 +247,9 @@ class NFT(Algorithm):
         """
         velocities, asked = {}, list(enumerate(updates))[skip_first:]
         with weights.in_place_of_policy() if asked else nullcontext():
-            for number, micro_batches in asked:
-                for part, pairs in enumerate(micro_batches):
-                    noised, _, _ = self._noised(trajectory, pairs)
-                    conditioning = trajectory.conditioning_of(pairs.sample_index)
-                    velocities[number, part] = self.policy.velocity(noised, pairs.step_index, conditioning)
+            for number, parts in asked:
+                for part, both in enumerate(parts):
+                    velocities[number, part] = self._velocity(trajectory, *both)[0]
         return velocities
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -27,7 +27,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from hyvideo.data.host_reads import host_read
+from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
@@ -56,8 +56,7 @@ class FirstFrames:
 
     def rows(self, index: Sequence[int]) -> "FirstFrames":
         """Return the rows `index` (repeats allowed)."""
-        picked = torch.tensor(index, device=self.states.device)
-        return FirstFrames(self.states[picked], self.latents[picked])
+        return FirstFrames(*(torch.stack([part[i] for i in index]) for part in (self.states, self.latents)))
 
 
 @dataclass(frozen=True)
@@ -138,12 +137,8 @@ class SampleNoise:
 
 
 def draw(generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device | str) -> Tensor:
-    """Draw `[B, *shape]` float32 on the CPU, one sample per generator.
-
-    It is copied to `device` from pinned memory, so that the host need not wait for the device.
-    """
-    drawn = torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
-    return drawn if torch.device(device).type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)
+    """Draw `[B, *shape]` float32 on the CPU, one sample per generator, and upload it to `device`."""
+    return upload(torch.stack([torch.randn(*shape, generator=generator) for generator in generators]), device)
 
 
 @dataclass(frozen=True)
@@ -321,22 +316,18 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     def velocity(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning, guidance: Guidance) -> Tensor:
         """Return the guided velocity `[B, C, F', H', W']`, float32; one transformer call, guidance doubles its rows."""
-        batch = latents.shape[0]
-        index = torch.as_tensor(index).cpu().expand(batch)
+        times = self.scheduler.times(latents.device)[:, index].reshape(2, -1).expand(2, len(latents))
         guided = guidance.scale != 1.0
         if guided:
             conditioning = conditioning.with_negative(guidance.negative)
-            latents, index = torch.cat([latents, latents]), torch.cat([index, index])
-        timesteps = self.scheduler.timesteps.cpu()
-        timestep, following = timesteps[index].to(latents.device), None
-        if self.transformer.config.use_meanflow:  # a step-distilled model is told where the step leads: 0 at the end
-            following = torch.cat([timesteps[1:], timesteps.new_zeros(1)])[index].to(latents.device)
+            latents, times = torch.cat([latents, latents]), torch.cat([times, times], dim=1)
+        timestep, following = times
         condition = self._condition_channels(latents, conditioning.images)
         with torch.autocast(latents.device.type, self.autocast_dtype, enabled=self.autocast_dtype != torch.float32):
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, condition], dim=1),
                 timestep=timestep,
-                timestep_r=following,
+                timestep_r=following if self.transformer.config.use_meanflow else None,  # of step-distilled models
                 encoder_hidden_states=conditioning.text,
                 encoder_hidden_states_2=conditioning.glyph,
                 image_embeds=conditioning.images.states if conditioning.images else None,
@@ -380,11 +371,12 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         shape = self.latent_shape(num_frames, size)
         latents, means, log_probs = [noise.initial(shape, self._execution_device)], [], []
         step = partial(self.denoise_step, guidance=guidance, sde_type=sde_type, eta=eta)
+        noisy_there = None if noisy is None else upload(noisy, latents[0].device)
         for index in range(len(self.scheduler.timesteps)):
-            drawn = None if noisy is None else noisy[:, index]
+            drawn = None if noisy is None else noisy_there[:, index]
             mean, std = step(latents[-1], index, conditioning, noisy=drawn)
             following = mean
-            if sde_type != "ode" and (drawn is None or drawn.any()):
+            if sde_type != "ode" and (noisy is None or noisy[:, index].any()):
                 following = self.scheduler.sample_next(mean, std, noise.step(index, shape, mean.device))
             if only_last:
                 latents = [following]
@@ -432,7 +424,8 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             truncation=True,
             max_length=crop + self.tokenizer_max_length,
             return_tensors="pt",
-        ).to(self._execution_device)
+        )
+        tokens = {name: upload(values, self._execution_device) for name, values in tokens.items()}
         states = self.text_encoder(**tokens, output_hidden_states=True, use_cache=False).hidden_states[-3]
         return states[0, crop:].float()
 
@@ -442,9 +435,8 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         encoder = self.text_encoder_2
         if glyphs is None:
             return torch.zeros(0, encoder.config.d_model, device=self._execution_device)
-        tokens = self.tokenizer_2(
-            glyphs, truncation=True, max_length=self.tokenizer_2_max_length, return_tensors="pt"
-        ).to(self._execution_device)
+        tokens = self.tokenizer_2(glyphs, truncation=True, max_length=self.tokenizer_2_max_length, return_tensors="pt")
+        tokens = {name: upload(values, self._execution_device) for name, values in tokens.items()}
         return encoder(**tokens)[0][0].float()
 
     def _encode_frame(self, image: Image.Image) -> Tensor:

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.flop_counter import flop_registry
 
+from hyvideo.data import host_reads
 from hyvideo.data.host_reads import REASONS
 from hyvideo.planning.peak_memory import PeakMemory
 
@@ -38,19 +39,16 @@ NAME = "pretend"
 SMALL = 2**20
 """Elements up to which a host tensor is real; a larger one has no values either."""
 
-STAGED = 2**16
-"""Bytes above which a blocking copy to the device is a surprise. Smaller ones make the host wait as well, but are only
-counted until the loop has none."""
-
 MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 
 _aten = torch.ops.aten
 INDEXED = (_aten.index, _aten._unsafe_index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
 """Operations that copy host indices, and one host value, to the device by themselves."""
 
-_BY_PLACE = ("sent", "reads", "uploads", "waits", "mixes", "faults", "kernels")
+_BY_PLACE = ("sent", "reads", "uploads", "pinned", "mixes", "faults", "kernels")
 
 _PROJECT = Path(__file__).parents[2]
+_WAYS = (__file__, host_reads.__file__)
 
 
 class PretendDevice(PeakMemory):
@@ -62,7 +60,7 @@ class PretendDevice(PeakMemory):
         peaks: the most by phase.
         reads: how often a value was read back, by (phase, reason), or (phase, place) where no reason was given.
         uploads: how often the host waited for the device to copy something to it, also host indices, likewise.
-        waits: how often it copied more than `STAGED`, likewise.
+        pinned: how often it copied something from pinned memory, for which the host does not wait, likewise.
         reasons: reasons that were given (`hyvideo.data.host_reads`).
         mixes: how often a host tensor met a device tensor, by (phase, operation and place).
         faults: other things that a GPU would punish, by (phase, what and where).
@@ -101,7 +99,7 @@ class PretendDevice(PeakMemory):
         self.sent: Counter[tuple[str, str, str]] = Counter()
         self.reads: Counter[tuple[str, str]] = Counter()
         self.uploads: Counter[tuple[str, str]] = Counter()
-        self.waits: Counter[tuple[str, str]] = Counter()
+        self.pinned: Counter[tuple[str, str]] = Counter()
         self.mixes: Counter[tuple[str, str]] = Counter()
         self.faults: Counter[tuple[str, str]] = Counter()
         self.kernels: Counter[tuple[str, str]] = Counter()
@@ -227,21 +225,20 @@ class PretendDevice(PeakMemory):
             if target is not None and torch.device(target).type != args[0].device.type:
                 return self._moved(args[0], torch.device(target), kwargs)
         if operation is _aten.copy_.default and args[0].device.type != args[1].device.type:
-            if not (args[2] if len(args) > 2 else kwargs.get("non_blocking")):
-                self._wait_for_copy(args[1])
+            self._note_copy(args[1], blocking=not (args[2] if len(args) > 2 else kwargs.get("non_blocking")))
             return args[0]
         if operation._overloadpacket in INDEXED and args[0].device.type == NAME:
             for index in _tensors_in(args[1:]):
                 if index.device.type != NAME:
-                    self._wait_for_copy(index)
+                    self._note_copy(index)
         return NotImplemented
 
-    def _wait_for_copy(self, tensor: Tensor) -> None:
-        """Note a blocking copy of a tensor to the device, or of one on the device to the host."""
-        noted = self.reads if tensor.device.type == NAME else self.uploads
+    def _note_copy(self, tensor: Tensor, *, blocking: bool = True) -> None:
+        """Note a copy of a tensor to the device, or a blocking one of a tensor on the device to the host."""
+        noted = self.reads if tensor.device.type == NAME else self.uploads if blocking else self.pinned
+        if noted is self.reads and not blocking:
+            return
         noted[self.phase, self._reason()] += 1
-        if noted is self.uploads and tensor.nbytes > STAGED:
-            self.waits[self.phase, self._reason()] += 1
 
     def _reason(self) -> str:
         """Return why the host waits, or without a reason the place where it does."""
@@ -251,8 +248,8 @@ class PretendDevice(PeakMemory):
     def _moved(self, tensor: Tensor, target: torch.device, kwargs: Mapping[str, Any]) -> Tensor:
         """Copy a tensor to the device, or back, where a blocking copy waits for the device."""
         dtype = kwargs.get("dtype") or tensor.dtype
-        if NAME in (tensor.device.type, target.type) and not kwargs.get("non_blocking"):
-            self._wait_for_copy(tensor)
+        if NAME in (tensor.device.type, target.type):
+            self._note_copy(tensor, blocking=not kwargs.get("non_blocking"))
         if target.type == NAME:
             with self._fake:
                 moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
@@ -367,7 +364,7 @@ def _place() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "site-packages" not in path and "/lib/python" not in path and path != __file__ and path[0] != "<":
+        if "site-packages" not in path and "/lib/python" not in path and path not in _WAYS and path[0] != "<":
             shown = Path(path)
             shown = shown.relative_to(_PROJECT) if shown.is_relative_to(_PROJECT) else shown
             return f"{shown}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -107,6 +107,7 @@ class Rehearsal:
         kernels: calls of attention kernels, by (phase, name).
         reads: values read back where that is allowed, by (phase, reason).
         uploads: copies to the device, also of host indices, for which the host waits, by (phase, place or reason).
+        pinned: copies from pinned memory, for which it does not wait, likewise.
         sizes: bytes of whole things: `checkpoint`, `weights`, `trained` weights, `encoders`.
         surprises: what a GPU would punish, in words; empty when all is well.
     """
@@ -120,6 +121,7 @@ class Rehearsal:
     kernels: Mapping[tuple[str, str], float]
     reads: Mapping[tuple[str, str], float]
     uploads: Mapping[tuple[str, str], float]
+    pinned: Mapping[tuple[str, str], float]
     sizes: Mapping[str, float]
     surprises: tuple[str, ...]
 
@@ -219,7 +221,7 @@ def _extrapolated(config: Config, networks: Networks, world_size: int, num_text:
         validated = {key: number for key, number in of_look.items() if key[1].startswith("validation")}
         of_depths.append(Counter(of_round | validated))
         said |= dict.fromkeys(surprises)
-    kinds = ("resident", "peaks", "flops", "sent", "kernels", "reads", "uploads", "sizes")
+    kinds = ("resident", "peaks", "flops", "sent", "kernels", "reads", "uploads", "pinned", "sizes")
     found: dict[str, dict[Any, float]] = {what: {} for what in kinds}
     for (what, place, *more), number in _on_line(of_depths[0], of_depths[-1], depths[0], depths[-1], layers).items():
         phase = place.partition("/")[0]  # its parts are joined: the largest of peaks, the sum of all else
@@ -466,7 +468,7 @@ def _numbers(
     tokens = {group.group_name for group in (mesh.sp_group, mesh.guidance_group, mesh.video_group) if group}
     weights = {mesh.weights.get_group("shard").group_name} if mesh.weights else set()
     found: Numbers = Counter()
-    for what in ("flops", "sent", "kernels", "reads", "uploads"):
+    for what in ("flops", "sent", "kernels", "reads", "uploads", "pinned"):
         for key, number in getattr(device, what).items():
             key = (key,) if isinstance(key, str) else key
             if what == "sent":
@@ -572,7 +574,7 @@ def _surprises(device: PretendDevice, whole: int, shards: int, *, rests: bool) -
     said += [f"{phase}: {what} ({count} times)" for (phase, what), count in device.faults.items()]
     for noted, words in (
         (device.reads, "a value is read back from the device in"),
-        (device.waits, "the host waits for the device to copy memory that is not pinned in"),
+        (device.uploads, "the host waits for the device to copy memory that is not pinned in"),
     ):
         said += [
             f"{phase}: {words} {place} ({count} times)"

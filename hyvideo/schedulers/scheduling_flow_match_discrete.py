@@ -157,6 +157,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self.sigmas: Tensor | None = None
         self.timesteps: Tensor | None = None
         self._exact_sigmas: Tensor | None = None
+        self._tables: dict[tuple[object, ...], Tensor] = {}  # what steps need, on the devices where they are made
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Lay out K steps: ``linspace(1, 0, K + 1)``, then ``s -> shift s / (1 + (shift - 1) s)``.
@@ -175,6 +176,15 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self._exact_sigmas = self.config.shift * linear / (self.config.shift * linear + (1 - linear))
         self.sigmas = self._exact_sigmas.to(device=device, dtype=torch.float32)
         self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
+        self._tables.clear()
+
+    def times(self, device: torch.device) -> Tensor:
+        """Return `[2, K]` float32 on `device`: the timestep of each step, and the one it leads to, 0 at the end."""
+        key = (device,)
+        if key not in self._tables:
+            following = torch.cat([self.timesteps[1:], self.timesteps.new_zeros(1)])
+            self._tables[key] = _put(torch.stack([self.timesteps, following]), device)
+        return self._tables[key]
 
     def step_weights(self, *, sde_type: str, eta: float) -> StepWeights:
         """All K steps of one flavour in float64 on the CPU.
@@ -211,8 +221,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         Args:
             velocity: [B, ...] predicted velocity, guidance already applied; any floating dtype.
             sample: [B, ...] current latent of the same shape.
-            index: Step number in 0..K-1 for all rows, or a LongTensor [B] with one per row; keep it on the CPU, where
-                reading it costs no device synchronisation.
+            index: Step number in 0..K-1 for all rows, or a LongTensor [B] with one per row, best on the sample's
+                device: copying it there would make the host wait. Only there it is not checked.
             sde_type: A key of `SDE_TYPES`, or ``module:function``.
             eta: Strength of the noise.
             noisy: [B] bool, the rows that take the step with noise, the others follow the ODE; None: all do.
@@ -226,13 +236,21 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """
         if velocity.shape != sample.shape:
             raise ValueError(f"velocity {tuple(velocity.shape)} and sample {tuple(sample.shape)} must have one shape")
-        weights = _per_row(torch.stack(self.step_weights(sde_type=sde_type, eta=eta)), index, sample)
+        weights = _per_row(self._table(sde_type, eta, sample.device), index, sample)
         if noisy is not None:
-            without_noise = _per_row(torch.stack(self.step_weights(sde_type="ode", eta=0.0)), index, sample)
+            without_noise = _per_row(self._table("ode", 0.0, sample.device), index, sample)
             rows = noisy.to(sample.device).reshape(-1, *[1] * (sample.ndim - 1))
             weights = torch.where(rows, weights, without_noise)
         sample_weight, velocity_weight, std = weights
         return sample_weight * sample.float() + velocity_weight * velocity.float(), std
+
+    def _table(self, sde_type: str, eta: float, device: torch.device) -> Tensor:
+        """Return the weights of all steps, `[3, K]` float32 on `device`, where they are copied once."""
+        key = (sde_type, eta, device)
+        if key not in self._tables:
+            weights = torch.stack(self.step_weights(sde_type=sde_type, eta=eta))
+            self._tables[key] = _put(weights.float(), device)
+        return self._tables[key]
 
     @staticmethod
     def sample_next(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:
@@ -334,21 +352,23 @@ def flavour_of(sde_type: str) -> Flavour:
     return SDE_TYPES[sde_type]
 
 
-def _per_row(values: Tensor, index: int | Tensor, sample: Tensor) -> Tensor:
-    """Pick the steps named by index from values [..., K]: float32 [..., 1 or B, 1, ..., 1] on the sample's device.
+def _put(table: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device, from pinned memory, for which the host need not wait."""
+    return table if table.device.type == device.type else table.pin_memory().to(device, non_blocking=True)
 
-    Int and tensor indices take one path, so both give the same bits.
-    """
+
+def _per_row(values: Tensor, index: int | Tensor, sample: Tensor) -> Tensor:
+    """Pick the steps named by index from values [..., K] on the sample's device: [..., 1 or B, 1, ..., 1]."""
     batch, num_steps = sample.shape[0], values.shape[-1]
-    steps = torch.as_tensor(index, device="cpu")
+    steps = torch.as_tensor(index)
     if steps.is_floating_point() or steps.dtype == torch.bool or steps.shape not in ((), (batch,)):
         raise ValueError(
             f"index must be an int or a LongTensor of shape ({batch},), one step number per row of the sample, "
             f"got {steps.dtype} of shape {tuple(steps.shape)}"
         )
-    if steps.min() < 0 or steps.max() >= num_steps:
+    if steps.device.type == "cpu" and (steps.min() < 0 or steps.max() >= num_steps):
         raise ValueError(f"index must lie in 0..{num_steps - 1} for {num_steps} steps, got {steps.tolist()}")
-    picked = values[..., steps.reshape(-1)].to(device=sample.device, dtype=torch.float32)
+    picked = values[..., index].reshape(*values.shape[:-1], -1)
     return picked.reshape(*picked.shape, *[1] * (sample.ndim - 1))
 
 
