@@ -45,8 +45,8 @@ _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lor
 
 
 def _quick(pattern: str) -> str:
-    """Refuse a regular expression that might search forever: repeated groups, or many repetitions."""
-    if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+?{]", pattern)) > 4:
+    """Refuse a regular expression that might search forever: repeated groups, or many repetitions but of digits."""
+    if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"(?<!\\d)[*+?{]", pattern)) > 4:
         raise ValueError(f"the pattern {pattern[:80]!r} repeats too much: name the modules")
     return re.compile(pattern).pattern
 

@@ -107,12 +107,11 @@ def adapter_to_diffusers(
     for name, (down, up, scale) in _read(tensors, settings, prefix, places).items():
         for module, part in places[name].items():
             rows, columns = weights[f"{module}.weight"].shape
-            rank = down.shape[0]
-            if [*down.shape[1:], *up.shape] != [columns, rows * part.count, rank] or not 0 < rank <= _HIGHEST_RANK:
+            rank = len(down)
+            if (down.shape[1], len(up)) != (columns, rows * part.count):
                 raise ValueError(
                     f"{prefix}{name} has matrices of {list(down.shape)} and {list(up.shape)}; expected [rank, "
-                    f"{columns}] and [{rows * part.count}, rank], of a rank in [1, {_HIGHEST_RANK}]. Use an adapter of "
-                    "this base model"
+                    f"{columns}] and [{rows * part.count}, rank]. Use an adapter of this base model"
                 )
             piece_down, piece_up = down, torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)])
             if part.count > 1 and rank % part.count == 0 and up.any():
@@ -152,9 +151,15 @@ def _read(
     for name, members in given.items():
         if not {0, 1} <= set(members):
             raise ValueError(f"{prefix}{name} needs lora_A and lora_B (or lora_down and lora_up); copy the file again")
-        if kinds := [tensor.dtype for tensor in (members[0], members[1]) if not tensor.is_floating_point()]:
-            raise ValueError(f"{prefix}{name} is of {kinds[0]}, expected floating-point matrices")
-        found[name] = (members[0], members[1], _scale(members.get(2), settings, name, members[0].shape[0]))
+        down, up = members[0], members[1]
+        if not (down.is_floating_point() and up.is_floating_point() and down.ndim == up.ndim == 2):
+            raise ValueError(f"{prefix}{name} is of {down.dtype} and {up.dtype}; expected floating-point matrices")
+        if not 0 < len(down) == up.shape[1] <= _HIGHEST_RANK:
+            raise ValueError(
+                f"{prefix}{name} has matrices of {list(down.shape)} and {list(up.shape)}; expected [rank, in] and "
+                f"[out, rank], with a rank of at most {_HIGHEST_RANK}. Copy the file again"
+            )
+        found[name] = (down, up, _scale(members.get(2), settings, name, len(down)))
     return found
 
 
