@@ -12,17 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
-from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyvideo.config.schema import Config
 from hyvideo.models import adapter as adapters
 from hyvideo.models import conversion
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
-from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, naming_of
+from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original
 from hyvideo.models.parallelize import prepare_policy
 from tests.support import original_layout
 from tests.support.equal_runs import assert_same
@@ -123,42 +121,6 @@ def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) 
 
 def product(adapter: dict[str, Tensor], module: str) -> Tensor:
     return adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
-
-
-def test_the_original_weights_change_by_scaled_b_times_a(transformer, adapter, tmp_path):
-    expected = {name: tensor.clone() for name, tensor in original_tensors(transformer.state_dict())}
-    for module in MODULES:
-        expected[f"{module}.weight"] += ALPHA / RANK * product(adapter, module)
-    load_lora(transformer, write_adapter(tmp_path, adapter))
-    transformer.fuse_lora()
-    transformer.unload_lora()
-    torch.testing.assert_close(dict(original_tensors(transformer.state_dict())), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_without_settings_alpha_is_the_rank(transformer, adapter, tmp_path):
-    save_file(adapter, tmp_path / ADAPTER_FILE)
-    load_lora(transformer, tmp_path)
-    assert {m.scaling[adapters.ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
-
-
-def test_our_adapter_comes_back_bit_for_bit_from_original_keys_also_without_parts_of_a_fused_module(transformer):
-    base = {name: tensor.clone() for name, tensor in transformer.state_dict().items()}
-    transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=adapters.ADAPTER)
-    generator = torch.Generator().manual_seed(2)
-    for name, parameter in transformer.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, generator=generator)
-    tensors = get_peft_model_state_dict(transformer, adapter_name=adapters.ADAPTER)
-    settings = transformer.peft_config[adapters.ADAPTER].to_dict()
-    original, original_settings = adapter_to_original(tensors, settings)
-    assert naming_of(original) == ("", "the original layout") and naming_of(tensors) is None
-    back, back_settings = adapter_to_diffusers(original, original_settings, base)
-    assert_same(back, tensors)
-    assert (back_settings["r"], back_settings["lora_alpha"]) == (RANK, ALPHA)
-    assert back_settings["rank_pattern"] == back_settings["alpha_pattern"] == {}
-    name = "context_embedder.token_refiner.refiner_blocks.0.attn.to_k"
-    partial = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
-    assert_same(adapter_to_diffusers(*adapter_to_original(partial, settings), base)[0], partial)
 
 
 def test_an_adapter_of_original_keys_comes_back_as_the_same_function(transformer, adapter):

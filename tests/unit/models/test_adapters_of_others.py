@@ -80,37 +80,28 @@ PROGRAMS = {
 }
 
 
-class Layer(NamedTuple):
-    """An adapter of one module of a program's network; an alpha of None is not written."""
-
-    down: Tensor
-    up: Tensor
-    alpha: float | None
-
-    @property
-    def change(self) -> Tensor:
-        rank = len(self.down)
-        return (rank if self.alpha is None else self.alpha) / rank * self.up.double() @ self.down.double()
+Layers = dict[str, tuple[Tensor, Tensor, float | None]]
+"""A, B and alpha of each module; None stands for an alpha that is not written, so that the scale is 1."""
 
 
-def layers_of(weights: Weights, ranks=(RANK,), alphas=(ALPHA,)) -> dict[str, Layer]:
+def layers_of(weights: Weights, ranks=(RANK,), alphas=(ALPHA,)) -> Layers:
     """Random adapters of all linear layers, whose ranks and alphas follow one another."""
     generator, layers = torch.Generator().manual_seed(1), {}
     for name, weight in weights.items():
         if weight.ndim == 2 and "cond_type" not in name:
             rank, alpha = ranks[len(layers) % len(ranks)], alphas[len(layers) % len(alphas)]
             down, up = torch.randn(rank, weight.shape[1], generator=generator), torch.randn(len(weight), rank)
-            layers[name.removesuffix(".weight")] = Layer(0.2 * down, 0.2 * up, alpha)
+            layers[name.removesuffix(".weight")] = (0.2 * down, 0.2 * up, alpha)
     return layers
 
 
-def write(program: Program, layers: dict[str, Layer], path: Path) -> Path:
+def write(program: Program, layers: Layers, path: Path) -> Path:
     tensors, metadata = {}, {"format": "pt"}
-    for module, layer in layers.items():
+    for module, (down, up, alpha) in layers.items():
         key = program.key(module)
-        tensors |= {f"{key}.{program.down}.weight": layer.down, f"{key}.{program.up}.weight": layer.up}
-        if program.alpha == TENSOR and layer.alpha is not None:
-            tensors[f"{key}.alpha"] = torch.tensor(layer.alpha)
+        tensors |= {f"{key}.{program.down}.weight": down, f"{key}.{program.up}.weight": up}
+        if program.alpha == TENSOR and alpha is not None:
+            tensors[f"{key}.alpha"] = torch.tensor(alpha)
     settings = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
     if program.alpha == "adapter_config.json":
         (path.parent / program.alpha).write_text(json.dumps(settings))
@@ -125,10 +116,10 @@ def network() -> HunyuanVideo15Transformer3DModel:
 
 
 def output(transformer: HunyuanVideo15Transformer3DModel) -> Tensor:
-    call = transformer_call((1, 2, 2), [5], [3], image=True)
-    return transformer(
-        **{name: x.double() if x is not None and x.is_floating_point() else x for name, x in call.items()}
-    )[0]
+    call = transformer_call((1, 2, 2), [5], [3], image=True).items()
+    return transformer(**{name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in call})[
+        0
+    ]
 
 
 def merged(transformer: HunyuanVideo15Transformer3DModel) -> Weights:
@@ -141,15 +132,18 @@ def error(received: Tensor, expected: Tensor) -> float:
     return float((received - expected).abs().max() / expected.abs().max())
 
 
-def largest_error(program: Program, layers: dict[str, Layer], path: Path) -> float:
+def largest_error(program: Program, layers: Layers, path: Path) -> float:
     """Load an adapter; returns the largest error of a weight's change, or of the output."""
     transformer, before = network(), program.weights(network().state_dict())
     load_lora(transformer, path)
     received = output(transformer)
     change = {name: tensor - before[name] for name, tensor in program.weights(merged(transformer)).items()}
-    errors = [error(change.pop(f"{module}.weight"), layer.change) for module, layer in layers.items()]
+    errors = [error(received, output(transformer))]
+    for module, (down, up, alpha) in layers.items():
+        expected = (1 if alpha is None else alpha / len(down)) * up.double() @ down.double()
+        errors.append(error(change.pop(f"{module}.weight"), expected))
     assert not any(tensor.any() for tensor in change.values())
-    return max(*errors, error(received, output(transformer)))
+    return max(errors)
 
 
 SEVERAL = {"ranks": (4, 2, 3), "alphas": (8, None, 3.7, 1, -2.0)}
@@ -227,7 +221,6 @@ A, B, ALPHA_OF = f"{QKV}.lora_down.weight", f"{QKV}.lora_up.weight", f"{QKV}.alp
 MISFITS = [
     ({"lora_te_encoder_layers_0_fc1.alpha": 1}, "lora_te_encoder.* of plain LoRA on the transformer; .* Remove it, or"),
     ({f"{UNET}img_mlp_0.hada_w1_a": 1}, f"{UNET}img_mlp_0.hada_w1_a is no matrix or alpha of plain LoRA"),
-    ({f"{QKV}.dora_scale": 1}, f"{QKV}.dora_scale is no matrix or alpha of plain LoRA"),
     ({"lora_unet_single_blocks_0_linear1.alpha": 1}, "_linear1.alpha is of a module .* names like lora_unet_.* Check"),
     ({B: None}, f"{QKV} needs lora_A and lora_B .or lora_down"),
     ({B: (64, 4)}, r"has matrices of \[4, 32\] and \[64, 4\]; expected \[rank, 32\] and \[96, rank\]"),
