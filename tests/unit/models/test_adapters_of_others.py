@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers.loaders import HunyuanVideoLoraLoaderMixin
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -173,17 +174,24 @@ def test_an_adapter_gets_one_rank_and_one_alpha_with_which_training_continues(tm
 
 
 @pytest.mark.parametrize("stabilised", [False, True])
-def test_what_peft_saves_is_loaded_from_its_folder_with_its_scale_and_not_without_its_settings(tmp_path, stabilised):
+def test_what_peft_and_diffusers_themselves_save_is_loaded_with_its_scale_and_not_without_it(tmp_path, stabilised):
     settings = {"r": 4, "lora_alpha": 6, "rank_pattern": {"to_k": 2}, "alpha_pattern": {"to_v": 1}}
-    settings |= {"target_modules": ["to_q", "to_k", "to_v"], "init_lora_weights": False}
-    model, received = get_peft_model(network(), LoraConfig(**settings, use_rslora=stabilised)), network()
-    model.save_pretrained(tmp_path)
-    load_lora(received, tmp_path)
+    settings |= {"target_modules": ["to_q", "to_k", "to_v"], "init_lora_weights": False, "use_rslora": stabilised}
+    model = get_peft_model(network(), LoraConfig(**settings))
+    model.save_pretrained(tmp_path / "peft")
+    layers = {name.removeprefix("base_model.model."): x for name, x in get_peft_model_state_dict(model).items()}
+    note = model.peft_config["default"].to_dict()
+    HunyuanVideoLoraLoaderMixin.save_lora_weights(
+        tmp_path / "diffusers", layers, transformer_lora_adapter_metadata=note
+    )
     expected = model.merge_and_unload().state_dict()
-    assert max(error(tensor, expected[name]) for name, tensor in merged(received).items()) < CLOSE
-    (tmp_path / "adapter_config.json").unlink()
+    for folder in ("peft", "diffusers"):
+        received = network()
+        load_lora(received, tmp_path / folder)
+        assert max(error(tensor, expected[name]) for name, tensor in merged(received).items()) < CLOSE
+    (tmp_path / "peft" / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match="named as in PEFT, .* its alpha stands in adapter_config.json, which is not"):
-        load_lora(network(), tmp_path)
+        load_lora(network(), tmp_path / "peft")
 
 
 FORMS = [("lora", None), ("lora_original", None), ("comfyui", "kohya for ComfyUI"), ("musubi", "musubi-tuner")]
