@@ -130,7 +130,7 @@ def merged(transformer: HunyuanVideo15Transformer3DModel) -> Weights:
 
 
 def error(received: Tensor, expected: Tensor) -> float:
-    return float((received - expected).abs().max() / expected.abs().max())
+    return ((received - expected).abs().max() / expected.abs().max()).item()
 
 
 def largest_error(program: Program, layers: Layers, path: Path) -> float:
