@@ -56,7 +56,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--output_path", type=Path, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, best or latest")
-    trained.add_argument("--lora_path", help="folder with an adapter of either layout, or RUN/checkpoints/step_N")
+    trained.add_argument("--lora_path", help="folder or .safetensors file of an adapter, or RUN/checkpoints/step_N")
     add("--ema", action="store_true", help="the average of the checkpoint's weights, which runs with ema_decay keep")
     add("--seed", "--seeds", type=int, nargs="+", help="seeds of the noise (overridden by a CSV's); default 42")
     add("--num_inference_steps", type=int, help="denoising steps")

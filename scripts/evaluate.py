@@ -193,7 +193,8 @@ def _check_trained(arguments: argparse.Namespace) -> None:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return (folder / "pytorch_lora_weights.safetensors").is_file()
+    names = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
+    return folder.suffix == ".safetensors" or any((folder / name).is_file() for name in names)
 
 
 def _build_reward(text: str, arguments: argparse.Namespace) -> "NamedReward":

@@ -5,6 +5,8 @@ Formats:
   original       only the transformer, in the original layout: a new ckpts/transformer/<version> (LoRA merged)
   lora           only the adapter, under diffusers' names
   lora_original  only the adapter, under the original names
+  comfyui        only the adapter, as ComfyUI loads it
+  musubi         only the adapter, as musubi-tuner loads it
 
 Example: `python -m scripts.export --model_path ckpts --transformer_version 480p_t2v
 --checkpoint_path outputs/run/checkpoints/step_100 --format original --output_path ckpts/transformer/480p_t2v_sage`
@@ -19,7 +21,7 @@ from safetensors import SafetensorError
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, say_loading
 
-FORMATS = ("diffusers", "original", "lora", "lora_original")
+FORMATS = ("diffusers", "original", "lora", "lora_original", "comfyui", "musubi")
 DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -30,7 +32,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--transformer_version", help="transformer in the original layout; default: the only one there")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="checkpoint of a run; without one (or a LoRA) the base is converted")
-    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, keys of either layout")
+    trained.add_argument("--lora_path", help="folder or .safetensors file of an adapter, named as in docs/weights.md")
     parser.add_argument("--ema", action="store_true", help="the average of the checkpoint's weights (ema_decay)")
     parser.add_argument("--format", required=True, choices=FORMATS)
     parser.add_argument("--output_path", type=Path, required=True, help="a new folder")

@@ -30,7 +30,7 @@ from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora, merge_lora, save_lora, without_diffusers_logs
 from hyvideo.models.conversion import original_tensors, original_transformer_config
 from hyvideo.models.loading import load_pipeline, load_transformer
-from hyvideo.models.lora_keys import adapter_to_original
+from hyvideo.models.lora_keys import adapter_to_kohya, adapter_to_original
 from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
@@ -75,7 +75,7 @@ def export(arguments: argparse.Namespace) -> None:
     if arguments.format == "original":
         export_original(transformer, arguments.output_path, original)
     else:
-        export_lora(transformer, arguments.output_path, original_keys=arguments.format == "lora_original")
+        export_lora(transformer, arguments.output_path, arguments.format)
 
 
 def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
@@ -84,7 +84,7 @@ def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None
         load_trained_policy(transformer, arguments.checkpoint_path, ema=arguments.ema)
     if arguments.lora_path:
         load_lora(transformer, arguments.lora_path)
-    if not arguments.format.startswith("lora"):
+    if arguments.format in ("diffusers", "original"):
         merge_lora(transformer)
     if arguments.dtype:
         transformer.to(_DTYPES[arguments.dtype])
@@ -133,20 +133,25 @@ def export_original(
         )
 
 
-def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, original_keys: bool) -> None:
-    """Write the adapter of `transformer` as `pytorch_lora_weights.safetensors`, its settings in the file's metadata.
+def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, naming: str) -> None:
+    """Write the adapter of `transformer` as `pytorch_lora_weights.safetensors`.
 
-    The modules have the names that the original transformer gives them with `original_keys`, else those of diffusers.
+    The modules have the names that diffusers (`lora`) or the original transformer (`lora_original`) gives them, with
+    the settings in the file's metadata, or those of `comfyui` or `musubi`, with an alpha for each module.
     """
     if ADAPTER not in getattr(transformer, "peft_config", {}):
         raise ValueError("There is no LoRA adapter to write: the policy was trained whole. Export its weights instead.")
     with new_folder(folder) as unfinished:
-        if not original_keys:
+        if naming == "lora":
             save_lora(transformer, unfinished)
             return
-        adapter = get_peft_model_state_dict(transformer, adapter_name=ADAPTER)
-        tensors, settings = adapter_to_original(adapter, transformer.peft_config[ADAPTER].to_dict())
-        metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True)}
+        adapter, metadata = get_peft_model_state_dict(transformer, adapter_name=ADAPTER), {"format": "pt"}
+        settings = transformer.peft_config[ADAPTER].to_dict()
+        if naming == "lora_original":
+            tensors, settings = adapter_to_original(adapter, settings)
+            metadata[LORA_ADAPTER_METADATA_KEY] = json.dumps(settings, indent=2, sort_keys=True)
+        else:
+            tensors = adapter_to_kohya(adapter, settings, comfyui=naming == "comfyui")
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(whole, unfinished / ADAPTER_FILE, metadata=metadata)
 

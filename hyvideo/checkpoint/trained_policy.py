@@ -9,7 +9,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.tensors import StoredTensors, load_tensors
 from hyvideo.checkpoint.train_state import FACTS, named_checkpoint, read_facts
-from hyvideo.models.adapter import ADAPTER, base_weight, check_lora, lora_config, without_memory
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, base_weight, check_lora, lora_config, without_memory
 
 
 def load_trained_policy(
@@ -70,7 +70,8 @@ def check_trained(arguments: argparse.Namespace) -> None:
     elif arguments.ema:
         raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
     if arguments.lora_path:
-        arguments.lora_path = str(check_lora(named_checkpoint(arguments.lora_path)).parent)
+        path = check_lora(named_checkpoint(arguments.lora_path))
+        arguments.lora_path = str(path.parent if path.name == ADAPTER_FILE else path)
 
 
 def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:

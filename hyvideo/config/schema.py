@@ -67,7 +67,7 @@ class ModelConfig:
     """Linear layers that get an adapter, by the end of their path; all-linear is every one but the last."""
 
     pretrained_lora_path: str | None = None
-    """Folder of the adapter to start from."""
+    """Folder or .safetensors file of the adapter to start from (docs/weights.md)."""
 
 
 @dataclass

@@ -27,7 +27,7 @@ from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
-from hyvideo.models.adapter import load_lora
+from hyvideo.models.adapter import PEFT_SETTINGS, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
@@ -199,6 +199,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if trained := arguments.checkpoint_path or arguments.lora_path:
         folders.append(Path(trained))
     folders += stage.folders(root) if stage else []
+    if arguments.lora_path:
+        folders.append(Path(arguments.lora_path).with_name(PEFT_SETTINGS))
     writes = layout.sp_rank(rank) == 0
     return Request(arguments, settings, fingerprint(folders), share, writes, stage)
 

@@ -1,5 +1,6 @@
 """The LoRA adapter of a policy: made, loaded, checked, merged and saved, under diffusers' name and in its file."""
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +19,20 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import get_peft_model_state_dict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from hyvideo.config.outside import read_file
 from hyvideo.config.schema import ModelConfig
 from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
-from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, modules_of_original
+from hyvideo.models.lora_keys import PEFT, PIPELINE, adapter_to_diffusers, modules_of_original, naming_of
 
 ADAPTER = "default"
 ALL_LINEAR = "all-linear"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
+PEFT_FILE, PEFT_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 
 _MISFITS = (
     *(OSError, RuntimeError, ValueError, TypeError, SafetensorError, re.error),
@@ -41,8 +45,8 @@ _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lor
 
 
 def _quick(pattern: str) -> str:
-    """Refuse a regular expression that might search forever: repeated groups, or many repetitions."""
-    if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+?{]", pattern)) > 4:
+    """Refuse a regular expression that might search forever: repeated groups, or many repetitions but of digits."""
+    if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"(?<!\\d)[*+?{]", pattern)) > 4:
         raise ValueError(f"the pattern {pattern[:80]!r} repeats too much: name the modules")
     return re.compile(pattern).pattern
 
@@ -132,38 +136,53 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
         set_module_tensor_to_device(transformer, name, "cpu", value=value)
 
 
-def check_lora(folder: str | Path) -> Path:
-    """Return the adapter's file in `folder`, which may be a checkpoint with one in `lora`, or raise a ValueError."""
-    places = [Path(folder) / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")]
-    for path in places:
-        if path.is_file():
-            return path
-    raise ValueError(f"lora path: no adapter at '{places[0]}', nor in lora below it. Name the folder that holds one.")
+def check_lora(path: str | Path) -> Path:
+    """Return the adapter's file: `path`, or one in that folder or in `lora` below it, or raise a ValueError."""
+    path = Path(path)
+    if path.is_file() and path.suffix == ".safetensors":
+        return path
+    places = [path / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")] + [path / PEFT_FILE]
+    for place in places:
+        if place.is_file():
+            return place
+    held = ", ".join(sorted(place.name for place in path.glob("*.safetensors"))[:3])
+    raise ValueError(
+        f"lora path: no adapter at '{places[0]}', nor {PEFT_FILE} there, nor in lora below it. Name the folder that "
+        f"holds one, or a .safetensors file{held and f' ({held} is there)'}."
+    )
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
-    """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
+    """Add the adapter in a folder or file: one that `save_lora` wrote, or one of another program (docs/weights.md).
 
-    A network on the meta device gets the adapter's values too, on the CPU. A ValueError says that there is no readable
-    adapter, or that it was made for another model.
+    The latter gets one rank and one alpha, as `adapter_to_diffusers` says. A network on the meta device gets the
+    adapter's values too, on the CPU. A ValueError says that there is no readable adapter, or that it was made for
+    another model.
     """
-    path, empty = check_lora(folder), transformer.device.type == "meta"
+    path, empty, named = check_lora(folder), transformer.device.type == "meta", None
     if not empty:
         load_lora(without_memory(transformer), folder)  # the file's settings may ask for far more than its tensors need
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
-        _require_finite(tensors)
+        named = naming_of(tensors)
+        if named and named[0] == PEFT and note is None and not any(name.endswith(".alpha") for name in tensors):
+            if not path.with_name(PEFT_SETTINGS).exists():
+                raise ValueError(f"its alpha stands in {PEFT_SETTINGS}, which is not beside it. Copy it there")
+            note = read_file(path.with_name(PEFT_SETTINGS)).decode()
         settings = None
         if note is not None:
+            if named and named[0] == PIPELINE:
+                note = json.dumps({name.removeprefix(PIPELINE): value for name, value in from_json(note).items()})
             read, usual = _LoraSettings.model_validate_json(note), LoraConfig().to_dict()
             extra = {name: value for name, value in (read.model_extra or {}).items() if name not in _ABOUT}
             if others := [name for name, value in extra.items() if value != usual.get(name)]:
                 raise ValueError(f"it sets {', '.join(others[:5])[:200]}, which this project does not read")
             settings = read.model_dump(exclude_unset=True, include=set(_LoraSettings.model_fields))
-        if has_original_keys(tensors):
+        if named:
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
+        _require_finite(tensors)
         with without_diffusers_logs(), torch.device("meta") if empty else nullcontext():
             transformer.load_lora_adapter(
                 tensors, adapter_name=ADAPTER, prefix=None, metadata=settings, low_cpu_mem_usage=empty
@@ -172,7 +191,8 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         raise
     except _MISFITS as error:
         raise ValueError(
-            f"lora path: the adapter in '{path}' does not fit this transformer: {str(error)[:1000]}"
+            f"lora path: the adapter in '{path}'{named and f', named as in {named[1]},' or ''} does not fit this "
+            f"transformer: {str(error)[:1000]}"
         ) from error
     held = set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
     if differing := sorted(set(tensors) - held or held - set(tensors)):
@@ -194,7 +214,7 @@ def _require_finite(tensors: Mapping[str, Tensor]) -> None:
     if not any(".lora_B." in name and tensor.ndim > 1 for name, tensor in tensors.items()):
         raise ValueError(
             f"it holds {', '.join(sorted(tensors))[:200] or 'no tensors'}; expected matrices <module>.lora_A.weight "
-            "and <module>.lora_B.weight of modules named as in diffusers or in the original. Rename them"
+            "and <module>.lora_B.weight, or the names of another program in docs/weights.md. Rename them"
         )
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():

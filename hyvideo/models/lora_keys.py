@@ -1,23 +1,46 @@
-"""LoRA adapters under the original names of the transformer's modules <-> under those of diffusers.
+"""LoRA adapters under the names of other programs <-> under those of diffusers.
 
 An adapter adds `alpha / rank * B @ A` to a weight. Renaming keeps A and B, with two exceptions: where the weight's rows
-are exchanged so are B's, and the refiner's fused query, key and value are one adapter there and three here. The fused
-one stacks the three A and has the three B on its diagonal, with three times rank and alpha: the same sum, and exact to
-split again.
+are exchanged so are B's, and a fused query, key and value (the refiner's in the original layout, all in ComfyUI) is one
+adapter there and three here. The fused one that we write stacks the three A and has the three B on its diagonal, with
+three times rank and alpha: the same sum, and exact to split again. A fused B that is not diagonal is cut into three,
+and each gets the whole A.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from peft.utils.other import get_pattern_key
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hyvideo.models.conversion import TRANSFORMER_MODULES, Part, transformer_part
 
 _ENDINGS = ("lora_A.weight", "lora_B.weight")
 _MATTERS = ("bias", "init_lora_weights", "lora_dropout", "peft_type", "task_type")
+_HIGHEST_RANK, _MOST_PADDING = 8192, 8
+
+PEFT, PIPELINE, _KOHYA = "base_model.model.", "transformer.", "lora_unet_"
+_PROGRAMS = {_KOHYA: "kohya or musubi-tuner", "lora_transformer_": "OneTrainer", PEFT: "PEFT"}
+_PROGRAMS |= {"diffusion_model.": "ComfyUI", PIPELINE: "a diffusers pipeline"}
+"""Prefix of an adapter's names -> what writes it. After one that ends with `_`, a module's path has `_` for dots."""
+
+_TENSOR = re.compile(r"(.+?)\.(lora_A|lora_down|lora\.down|lora_B|lora_up|lora\.up|alpha)(?:\.default)?(?:\.weight)?")
+_MATRICES = {"lora_A": 0, "lora_down": 0, "lora.down": 0, "lora_B": 1, "lora_up": 1, "lora.up": 1}
+_COMFYUI = (
+    (r"_attn_(qkv|proj)$", r"_attn.\1"),
+    (r"_mod\.linear$", "_mod.lin"),
+    (r"mlp\.fc1$", "mlp.0"),
+    (r"mlp\.fc2$", "mlp.2"),
+    (r"(_in|t_embedder)\.mlp\.0$|(c_embedder)\.linear_1$", r"\1\2.in_layer"),
+    (r"(_in|t_embedder)\.mlp\.2$|(c_embedder)\.linear_2$", r"\1\2.out_layer"),
+)
+"""The original's modules -> those of ComfyUI's network, as its `HunyuanVideo.process_unet_state_dict` renames them."""
 
 Adapter = dict[str, Tensor]
 Settings = dict[str, Any]
@@ -44,89 +67,219 @@ def modules_of_original(target: str) -> str | None:
     return "|".join(found) or None
 
 
-def has_original_keys(names: Iterable[str]) -> bool:
-    """Whether an adapter's tensors are named as the original transformer's modules are."""
-    return any(name.startswith(("double_blocks.", "txt_in.", "byt5_in.", "final_layer.", "img_in.")) for name in names)
+def naming_of(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the prefix of an adapter's names and what writes them; None if they are this project's own, or unknown."""
+    names = list(names)
+    for prefix, program in _PROGRAMS.items():
+        if any(name.startswith(prefix) for name in names):
+            return prefix, program
+    roots = tuple({f"{theirs.partition('.')[0]}." for _, theirs in TRANSFORMER_MODULES})
+    if any(name.startswith(roots) for name in names):
+        return "", "the original layout"
+    if any(match and not name.endswith(_ENDINGS) for name in names if (match := _TENSOR.fullmatch(name))):
+        return "", "diffusers with other endings"
+    return None
 
 
 def adapter_to_diffusers(
-    tensors: Adapter, settings: Mapping[str, Any] | None, weights: Iterable[str]
+    tensors: Adapter, settings: Mapping[str, Any] | None, weights: Mapping[str, Tensor]
 ) -> tuple[Adapter, Settings]:
-    """Rename an adapter with original keys; return its tensors under diffusers names, and their settings.
+    """Rename an adapter of another program; return its tensors under diffusers names, and their settings.
 
-    Its tensors are `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and its settings those
-    of a LoraConfig (None: the ranks of the tensors, and an alpha equal to them). `weights` are the names of the
-    diffusers transformer's tensors.
+    All its modules get one rank and one alpha, with which training can continue. The rank is the largest; smaller
+    adapters are padded with zeros, which training leaves zero. The alpha keeps the scale `alpha / rank` that all
+    modules share. If they share none, or if alpha would not be a positive whole number, it is the rank, and every B is
+    multiplied by its own scale. None of this changes `alpha / rank * B @ A`, up to rounding in float32.
+
+    Args:
+        tensors: matrices A `[r, in]` and B `[out, r]`, under any of the names in docs/weights.md. A scalar `alpha` may
+            stand beside them.
+        settings: those of a LoraConfig, for modules without an alpha of their own. Without either, alpha is the rank.
+        weights: the diffusers transformer's state dict, of which only names and shapes matter.
+
+    A ValueError names the key that does not fit, what was expected and what to do.
     """
-    modules = _modules(tensors, settings or {})
-    places: dict[str, list[tuple[str, Part]]] = {}
-    for name in weights:
-        if name.endswith(".weight"):
-            part = transformer_part(name)
-            places.setdefault(part.name.removesuffix(".weight"), []).append((name.removesuffix(".weight"), part))
-    if unknown := sorted(set(modules) - set(places)):
-        raise ValueError(f"it has adapters of modules this transformer lacks: {', '.join(unknown[:5])}")
-    renamed, ranks, alphas = {}, {}, {}
-    for original in modules:
-        down, up = (tensors[f"{original}.{ending}"] for ending in _ENDINGS)
-        alpha = _alpha(settings, original, down.shape[0])
-        for module, part in places[original]:
-            rank, rows = down.shape[0] // part.count, up.shape[0] // part.count
-            piece_up = torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)]).clone()
-            blocks = [up[i * rows : (i + 1) * rows, i * rank : (i + 1) * rank] for i in range(part.count)]
-            piece_down, own = down.clone(), slice(part.index * rank, (part.index + 1) * rank)
-            if part.count > 1 and up.any() and torch.equal(up, torch.block_diag(*blocks)):  # three adapters in one
-                piece_down, piece_up = down[own].clone(), piece_up[:, own].clone()
-            renamed[f"{module}.{_ENDINGS[0]}"], renamed[f"{module}.{_ENDINGS[1]}"] = piece_down, piece_up
-            ranks[module] = piece_down.shape[0]
-            alphas[module] = alpha * piece_down.shape[0] / down.shape[0]
-    exact = "|".join(map(re.escape, sorted(ranks)))  # a list would match by endings: norm_out.linear is several modules
-    return renamed, _settings(settings or {}, ranks, alphas) | {"target_modules": exact}
+    prefix, _ = naming_of(tensors) or ("", "")
+    places = _places(weights, flat=prefix.endswith("_"))
+    if (settings or {}).get("use_dora"):
+        raise ValueError("it sets use_dora; expected plain LoRA. Merge it in its own program")
+    found: dict[str, tuple[Tensor, Tensor, float]] = {}
+    for name, (down, up, scale) in _read(tensors, settings, prefix, places).items():
+        for module, part in places[name].items():
+            rows, columns = weights[f"{module}.weight"].shape
+            rank = len(down)
+            if (down.shape[1], len(up)) != (columns, rows * part.count):
+                raise ValueError(
+                    f"{prefix}{name} has matrices of {list(down.shape)} and {list(up.shape)}; expected [rank, "
+                    f"{columns}] and [{rows * part.count}, rank]. Use an adapter of this base model"
+                )
+            piece_down, piece_up = down, torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)])
+            if part.count > 1 and rank % part.count == 0 and up.any():
+                blocks = [stripe.chunk(part.count, 1)[i] for i, stripe in enumerate(up.chunk(part.count))]
+                if torch.equal(up, torch.block_diag(*blocks)):  # three adapters in one
+                    piece_down, piece_up = down.chunk(part.count)[part.index], blocks[part.index]
+                    if not (piece_down.any() or piece_up.any()):
+                        continue
+            if module in found:
+                raise ValueError(f"{prefix}{name} adapts {module}, which another of its names adapts too. Remove one")
+            found[module] = (piece_down, piece_up, scale)
+    return _of_one_rank(found, settings or {})
+
+
+def _read(
+    tensors: Adapter, settings: Mapping[str, Any] | None, prefix: str, places: Iterable[str]
+) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """Return A, B and scale of every module by its name without prefix."""
+    given: dict[str, dict[int, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _TENSOR.fullmatch(key.removeprefix(prefix))
+        if match is None or not key.startswith(prefix):
+            raise ValueError(
+                f"{key[:200]} is no matrix or alpha of plain LoRA on the transformer; expected only names like "
+                f"{prefix}MODULE.lora_A.weight, .lora_B.weight (or lora_down, lora_up) and .alpha. Remove it, or train "
+                "the adapter again as plain LoRA without text encoders"
+            )
+        if match[1] not in places:
+            nearest = get_close_matches(match[1][:200], places, 1, 0)[0]
+            raise ValueError(
+                f"{key[:200]} is of a module this transformer lacks; expected names like {prefix}{nearest}. Check that "
+                "the adapter was made for this version of HunyuanVideo-1.5"
+            )
+        if given.setdefault(match[1], {}).setdefault(_MATRICES.get(match[2], 2), tensor) is not tensor:
+            raise ValueError(f"{key[:200]} stands beside the same tensor with another ending. Remove one")
+    found = {}
+    for name, members in given.items():
+        if not {0, 1} <= set(members):
+            raise ValueError(f"{prefix}{name} needs lora_A and lora_B (or lora_down and lora_up); copy the file again")
+        down, up = members[0], members[1]
+        if not (down.is_floating_point() and up.is_floating_point() and down.ndim == up.ndim == 2):
+            raise ValueError(f"{prefix}{name} is of {down.dtype} and {up.dtype}; expected floating-point matrices")
+        if not 0 < len(down) == up.shape[1] <= _HIGHEST_RANK:
+            raise ValueError(
+                f"{prefix}{name} has matrices of {list(down.shape)} and {list(up.shape)}; expected [rank, in] and "
+                f"[out, rank], with a rank of at most {_HIGHEST_RANK}. Copy the file again"
+            )
+        found[name] = (down, up, _scale(members.get(2), settings, name, len(down)))
+    return found
+
+
+def _scale(alpha: Tensor | None, settings: Mapping[str, Any] | None, name: str, rank: int) -> float:
+    """Return what B @ A of a module is multiplied by: the file's alpha over the rank, else as the settings say."""
+    if alpha is not None:
+        if alpha.numel() != 1 or not 0 < abs(float(alpha)) < 2**64:
+            raise ValueError(f"{name}.alpha is {alpha.flatten()[:3].tolist()}; expected one number that is not 0")
+        return float(alpha) / rank
+    if settings is None:
+        return 1.0
+    ranks, alphas = (settings.get(f"{kind}_pattern") or {} for kind in ("rank", "alpha"))
+    expected = ranks.get(get_pattern_key(ranks.keys(), name), settings.get("r", 8))
+    if expected != rank:
+        raise ValueError(
+            f"{name} has rank {rank}, and the adapter's settings say {expected}. Use the file's own settings"
+        )
+    value = alphas.get(get_pattern_key(alphas.keys(), name), settings.get("lora_alpha", 8))
+    return value / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _of_one_rank(
+    found: Mapping[str, tuple[Tensor, Tensor, float]], settings: Mapping[str, Any]
+) -> tuple[Adapter, Settings]:
+    """Pad to the largest rank, and choose the alpha; what `adapter_to_diffusers` returns."""
+    rank = max(down.shape[0] for down, _, _ in found.values())
+    alpha = max(1, round(next(scale for _, _, scale in found.values()) * rank))
+    if not all(math.isclose(scale * rank, alpha, rel_tol=2e-7) for _, _, scale in found.values()):
+        alpha = rank
+    size = sum(down.numel() + up.numel() for down, up, _ in found.values())
+    padded = sum(rank * (down.shape[1] + up.shape[0]) for down, up, _ in found.values())
+    if padded > _MOST_PADDING * size:
+        raise ValueError(
+            f"its ranks go up to {rank}, with which all modules would take {padded / size:.0f} times its memory; "
+            f"expected at most {_MOST_PADDING} times. Train or resize it with ranks that differ less"
+        )
+    renamed = {}
+    for module, (down, up, scale) in found.items():
+        factor = scale * rank / alpha
+        up = up if math.isclose(factor, 1, rel_tol=2e-7) else up.float() * factor
+        renamed[f"{module}.{_ENDINGS[0]}"] = pad(down, (0, 0, 0, rank - down.shape[0]))
+        renamed[f"{module}.{_ENDINGS[1]}"] = pad(up, (0, rank - up.shape[1]))
+    exact = "|".join(map(re.escape, sorted(found)))  # a list would match by endings: norm_out.linear is several modules
+    one = {"r": rank, "lora_alpha": alpha, "target_modules": exact, "rank_pattern": {}, "alpha_pattern": {}}
+    return renamed, {name: settings[name] for name in _MATTERS if name in settings} | one
+
+
+def _original(module: str) -> Part:
+    """Return the part of the original layout's module that a diffusers module is."""
+    part = transformer_part(f"{module}.weight")
+    return replace(part, name=part.name.removesuffix(".weight"))
+
+
+def _fused(module: str) -> Part:
+    """Return the part of the original layout's module, where all queries, keys and values are fused."""
+    part = _original(module)
+    match = re.fullmatch(r"(.+_attn_)([qkv])", part.name)
+    return Part(f"{match[1]}qkv", "qkv".index(match[2]), 3) if match else part
+
+
+def _comfyui(module: str) -> Part:
+    """Return the part of ComfyUI's module."""
+    part = _fused(module)
+    name = part.name
+    for pattern, theirs in _COMFYUI:
+        name = re.sub(pattern, theirs, name)
+    return replace(part, name=name)
+
+
+def _places(weights: Mapping[str, Tensor], *, flat: bool) -> dict[str, dict[str, Part]]:
+    """Return every name that a linear layer has in some program -> the diffusers modules that are parts of it."""
+    places: dict[str, dict[str, Part]] = {}
+    for name, weight in weights.items():
+        if name.endswith(".weight") and weight.ndim == 2:
+            module = name.removesuffix(".weight")
+            for part in (Part(module), _original(module), _fused(module), _comfyui(module)):
+                places.setdefault(part.name.replace(".", "_") if flat else part.name, {})[module] = part
+    return places
 
 
 def adapter_to_original(tensors: Adapter, settings: Mapping[str, Any]) -> tuple[Adapter, Settings]:
     """Give an adapter original keys: the inverse of `adapter_to_diffusers`, with the same arguments and errors."""
-    groups: dict[str, dict[int, tuple[str, Part]]] = {}
-    for module in _modules(tensors, settings):
-        part = transformer_part(f"{module}.weight")
-        groups.setdefault(part.name.removesuffix(".weight"), {})[part.index] = (module, part)
     renamed, ranks, alphas = {}, {}, {}
-    for original, members in groups.items():
-        downs, ups, scales = [], [], set()
-        for _, (module, part) in sorted(members.items()):
-            down, up = (tensors[f"{module}.{ending}"] for ending in _ENDINGS)
-            downs.append(down)
-            ups.append(up.roll(up.shape[0] // 2, 0) if part.swapped else up)
-            scales.add(_alpha(settings, module, down.shape[0]) / down.shape[0])
-        count = next(iter(members.values()))[1].count
-        if len(members) != count or len(scales) != 1:
-            raise ValueError(
-                f"{original} is one module in the original layout; its adapter needs all {count} of query, key and "
-                f"value with one scale. Received {', '.join(module for module, _ in members.values())}."
-            )
-        renamed[f"{original}.{_ENDINGS[0]}"] = torch.cat(downs)
-        renamed[f"{original}.{_ENDINGS[1]}"] = torch.block_diag(*ups)
-        ranks[original] = sum(down.shape[0] for down in downs)
-        alphas[original] = scales.pop() * ranks[original]
+    for name, (down, up, alpha) in _joined(tensors, settings, _original).items():
+        renamed[f"{name}.{_ENDINGS[0]}"], renamed[f"{name}.{_ENDINGS[1]}"] = down, up
+        ranks[name], alphas[name] = down.shape[0], alpha
     return renamed, _settings(settings, ranks, alphas)
 
 
-def _modules(tensors: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
-    """Return the adapted modules; a ValueError unless it is plain LoRA: two matrices for each, and nothing else."""
-    if kinds := [name for name in ("use_dora", "use_rslora") if settings.get(name)]:
-        raise ValueError(f"it sets {', '.join(kinds)}; adapters with original keys must be plain LoRA")
-    modules = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in tensors))
-    if surplus := sorted(set(tensors) ^ {f"{module}.{ending}" for module in modules for ending in _ENDINGS}):
-        raise ValueError(f"each module needs exactly lora_A.weight and lora_B.weight; see {', '.join(surplus[:5])}")
-    return modules
+def adapter_to_kohya(tensors: Adapter, settings: Mapping[str, Any], *, comfyui: bool) -> Adapter:
+    """Return the tensors `lora_unet_MODULE.lora_down.weight`, `.lora_up.weight` and `.alpha` of an adapter.
+
+    The modules are those of ComfyUI's network or, without `comfyui`, the original's, which musubi-tuner has.
+    """
+    written = {}
+    for name, (down, up, alpha) in _joined(tensors, settings, _comfyui if comfyui else _original).items():
+        key = f"{_KOHYA}{name.replace('.', '_')}"
+        written |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up, f"{key}.alpha": torch.tensor(alpha)}
+    return written
 
 
-def _alpha(settings: Mapping[str, Any] | None, module: str, rank: int) -> float:
-    """Return the alpha of one module's adapter."""
-    if settings is None:
-        return rank
-    patterns = settings.get("alpha_pattern") or {}
-    return patterns.get(get_pattern_key(patterns.keys(), module), settings["lora_alpha"])
+def _joined(
+    tensors: Adapter, settings: Mapping[str, Any], place: Callable[[str], Part]
+) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """Return A, B and alpha by the names that `place` gives; a part of a fused module without an adapter has zeros."""
+    groups: dict[str, list[tuple[Tensor, Tensor, float] | None]] = {}
+    modules = {name.rpartition(".lora_")[0] for name in tensors}
+    for module, (down, up, scale) in _read(tensors, settings, "", modules).items():
+        part = place(module)
+        up = up.roll(up.shape[0] // 2, 0) if part.swapped else up
+        groups.setdefault(part.name, [None] * part.count)[part.index] = (down, up, scale)
+    joined = {}
+    for name, members in groups.items():
+        scale = max((member[2] for member in members if member), key=abs)
+        down, up, _ = next(member for member in members if member)
+        parts = [member or (torch.zeros_like(down), torch.zeros_like(up), scale) for member in members]
+        ups = [up if own == scale else up.float() * (own / scale) for _, up, own in parts]
+        whole = torch.cat([down for down, _, _ in parts])
+        joined[name] = (whole, torch.block_diag(*ups), scale * len(whole))
+    return joined
 
 
 def _settings(old: Mapping[str, Any], ranks: Mapping[str, int], alphas: Mapping[str, float]) -> Settings:

@@ -50,7 +50,7 @@ def prepare_policy(
     all of it (`recompute` `full`), all but what attention returned (`selective`), or also not the products that narrow
     their input (`cheap`), as the second layer of a feed-forward network does: each time much work for one tensor per
     block. `elementwise` also keeps all other products but those that widen an adapter's few channels: eight tensors
-    more for the rest of the work. `pretrained_lora_path` is a folder with the adapter to start from; it needs `lora`.
+    more for the rest of the work. `pretrained_lora_path` is the adapter to start from; it needs `lora`.
     """
     transformer.eval().requires_grad_(False)
     if lora is None:

@@ -219,12 +219,13 @@ def fingerprint(folders: Iterable[Path]) -> str:
     """Return 16 hexadecimal digits that change when files in `folders` do: in name, size or what is sampled.
 
     Where the folders lie, and whether by links, does not matter. Training moves every weight it trains, and 64 samples
-    of a file meet them; a checkpoint's manifest is read whole, and holds the hashes of all its files. A folder that is
-    not there is empty. Notes of the program that downloaded them (`.cache`: when it ran) do not count.
+    of a file meet them; a checkpoint's manifest is read whole, and holds the hashes of all its files. A folder may be
+    one file, or not there and so empty. Notes of the program that downloaded them (`.cache`: when it ran) do not count.
     """
     digest = hashlib.sha256()
     for number, folder in enumerate(folders):
-        files = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
+        walk = os.walk(folder, followlinks=True)
+        files = [folder] if folder.is_file() else (Path(place, name) for place, _, names in walk for name in names)
         for path in sorted(path for path in files if path.is_file()):
             if ".cache" in path.relative_to(folder).parts:
                 continue

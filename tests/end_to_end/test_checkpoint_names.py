@@ -48,7 +48,8 @@ def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_ro
     named, average = made("best", checkpoint_path=best), made("average of the best", checkpoint_path=best)
     assert json.loads(named.with_suffix(".json").read_text())["checkpoint_path"] == str(first)
     assert named.read_bytes() == made("first", checkpoint_path=first).read_bytes()
-    assert named.read_bytes() == made("adapter", lora_path=best).read_bytes()
+    for name, path in {"adapter": best, "file": first / "lora" / "pytorch_lora_weights.safetensors"}.items():
+        assert named.read_bytes() == made(name, lora_path=path).read_bytes()
     assert average.read_bytes() == made("average", checkpoint_path=first).read_bytes()
     assert len({path.read_bytes() for path in (named, average, made("last", checkpoint_path=last))}) == 3
 

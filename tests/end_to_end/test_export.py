@@ -94,7 +94,7 @@ def test_the_original_layout_round_trips(checkpoint_of, original_root: Path, tmp
     assert not torch.equal(written["final_layer.linear.weight"], original_transformer(VERSION).proj_out.weight)
 
 
-@pytest.mark.parametrize("form", ["lora", "lora_original"])
+@pytest.mark.parametrize("form", ["lora", "lora_original", "comfyui", "musubi"])
 def test_an_adapter_round_trips(checkpoint_of, original_root: Path, tmp_path: Path, form: str):
     checkpoint = checkpoint_of(use_lora=True)
     export(original_root, tmp_path / "out", form, "--checkpoint_path", checkpoint)

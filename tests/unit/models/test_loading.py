@@ -303,6 +303,7 @@ def test_names_sizes_and_the_order_of_folders_count(folder, tmp_path):
     other.mkdir()
     (other / "file").write_bytes(b"x")
     assert fingerprint([folder, other]) != fingerprint([other, folder])
+    assert fingerprint([other / "file"]) not in (fingerprint([]), fingerprint([other]))
     (folder / "large.bin").rename(folder / "renamed.bin")
     renamed = fingerprint([folder])
     (folder / "renamed.bin").write_bytes(bytes(LARGE + 1))
