@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.evaluation.jobs import FILE_NAMES
-from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
+from hyvideo.evaluation.original_command import add_original_flags, boolean, placement, translate
 from hyvideo.models.model_folder import check_layout
 
 
@@ -65,7 +65,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--sr", **switch, help="sharpen 480p to 720p, or 720p to 1080p, with a second transformer")
     add("--sr_num_inference_steps", type=int, help="its denoising steps; default 6 to 720p, 8 to 1080p")
     add("--save_pre_sr_video", **switch, default=False, help="also write the video before it, NAME_before_sr.mp4")
-    add("--offload", "--offloading", **switch, default=False, help="keep on the GPU only the network that is computing")
+    placed = {**switch, "type": placement, "metavar": "BOOL|group"}
+    moved = "keep on the GPU only the network that is computing; group: only the block that is, and the next one"
+    add("--offload", "--offloading", **placed, default=False, help=moved)
     add_original_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.eta is not None and arguments.sde_type == "ode":

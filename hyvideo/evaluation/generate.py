@@ -28,6 +28,7 @@ from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
+from hyvideo.models.inference import offload_blocks, offload_vae
 from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
 from hyvideo.models.upsampler import load_upsampler
@@ -219,10 +220,21 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
         load_lora(pipeline.transformer, arguments.lora_path)
     install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
     pipeline.autocast_dtype = dtype
-    if not arguments.offload:
-        return pipeline.to(device)
-    pipeline.enable_model_cpu_offload(device=device)
+    place(pipeline, device, arguments.offload)
     return pipeline
+
+
+def place(pipeline: HunyuanVideoGRPOPipeline, device: torch.device, offload: bool | str) -> None:
+    """Put the networks where `--offload` lets them rest: on `device`, or in host memory, whole or in groups."""
+    if offload == "group":
+        offload_blocks(pipeline.transformer, device, pinned=True)  # it computes again and again
+        for encoder in pipeline.encoders:
+            offload_blocks(encoder, device)
+        offload_vae(pipeline.vae, device)
+    elif offload:
+        pipeline.enable_model_cpu_offload(device=device)
+    else:
+        pipeline.to(device)
 
 
 class _Sharpener:
@@ -242,7 +254,9 @@ class _Sharpener:
         )
         self.pipeline.autocast_dtype = dtype
         self.pipeline.upsampler = load_upsampler(self.stage.folders(Path(arguments.model_path))[1], device=device)
-        if arguments.offload:
+        if arguments.offload == "group":
+            offload_blocks(transformer, device, pinned=True)
+        elif arguments.offload:
             _, self.hook = cpu_offload_with_hook(transformer, device)
         else:
             transformer.to(device)
