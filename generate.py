@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.evaluation.jobs import FILE_NAMES
-from hyvideo.evaluation.original_command import add_original_flags, boolean, placement, translate
+from hyvideo.evaluation.original_command import THRESHOLD, add_original_flags, boolean, placement, translate
 from hyvideo.models.model_folder import check_layout
 
 
@@ -68,6 +68,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     placed = {**switch, "type": placement, "metavar": "BOOL|group"}
     moved = "keep on the GPU only the network that is computing; group: only the block that is, and the next one"
     add("--offload", "--offloading", **placed, default=False, help=moved)
+    add("--compile", **switch, default=False, help="compile the transformer's blocks, which takes minutes at first")
+    less = f"compute the first block alone where it changes by less than a share, by default {THRESHOLD}"
+    add("--cache", type=float, nargs="?", const=THRESHOLD, metavar="SHARE", help=less)
+    add(
+        "--attention_backend",
+        help="attention of another package, e.g. flash, _flash_3 or sage",
+    )
     add_original_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.eta is not None and arguments.sde_type == "ode":

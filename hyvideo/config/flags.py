@@ -86,6 +86,7 @@ OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 SYNONYMS = {
     "beta": "kl_weight",
     "cfg": "cfg_scale",
+    "compile": "enable_compile",
     "fps": "video_fps",
     "group_size": "num_generations",
     "guidance_scale": "cfg_scale",
@@ -100,6 +101,8 @@ SYNONYMS = {
 }
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
+INEXACT = ("cache", "attention_backend")
+"""Flags of generate.py that no setting can be."""
 
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""

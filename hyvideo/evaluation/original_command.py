@@ -18,16 +18,19 @@ NOT_HERE = {
 }
 """Flags that ask for other videos than we can make -> what there is instead."""
 
+THRESHOLD = 0.1
+"""Of `--cache` where none is given."""
+
 OURS = {
+    "enable_cache": ("cache", THRESHOLD),
+    "use_sageattn": ("attention_backend", "sage"),
+    "enable_torch_compile": ("compile", True),
     "group_offloading": ("offload", "group"),
 }
 """Flags that switch on what one of ours does -> that flag and its value."""
 
 SLOWER = {
-    "enable_cache": "every step is computed; --cfg_distilled true, or --num_inference_steps, saves time",
-    "use_sageattn": "attention is PyTorch's",
     "use_fp8_gemm": "a GPU computes in bfloat16",
-    "enable_torch_compile": "sampling is not compiled",
 }
 """Flags that would only change speed or memory -> what happens instead."""
 

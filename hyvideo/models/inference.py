@@ -1,17 +1,70 @@
-"""What only sampling does with networks: weights that visit the GPU block by block, and steps that are left out."""
+"""What only sampling does with networks: speed that costs exactness, and weights that visit the GPU block by block.
+
+A replay must repeat a rollout exactly, so training has none of the first: `--enable_compile` is its own.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKLHunyuanVideo15
+from diffusers import AutoencoderKLHunyuanVideo15, FirstBlockCacheConfig, HunyuanVideo15Transformer3DModel
 from diffusers.hooks import apply_group_offloading
+from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
+from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15ResnetBlock
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 from torch import Tensor, nn
+
+from hyvideo.models.adapter import without_diffusers_logs
+from hyvideo.models.parallelize import compile_blocks
 
 FRAMES_AT_ONCE = 8
 """Frames that are normed together where a VAE is offloaded: a norm makes two copies of them in float32."""
+
+
+def check_backend(name: str) -> None:
+    """Refuse, by a ValueError, a backend of diffusers' attention that is unknown or cannot run here.
+
+    Those that download code to run are refused too.
+    """
+    known = [backend.value for backend in AttentionBackendName if not backend.value.endswith("_hub")]
+    if name not in known:
+        raise ValueError(f"--attention_backend: expected one of {', '.join(known)}; received {name!r}.")
+    try:
+        _check_attention_backend_requirements(AttentionBackendName(name))
+    except RuntimeError as error:
+        raise ValueError(f"--attention_backend {name}: {error}") from None
+
+
+def speed_up(transformer: HunyuanVideo15Transformer3DModel, *, compiled: bool, backend: str | None) -> None:
+    """Compile the blocks, and let diffusers attend (`check_backend`); after `install_attention`, before offloading."""
+    if backend:
+        with without_diffusers_logs():
+            transformer.set_attention_backend(backend)
+    if compiled:
+        compile_blocks(transformer.requires_grad_(False))
+
+
+def enable_cache(transformer: HunyuanVideo15Transformer3DModel, threshold: float) -> None:
+    """In a step in which the first block changes little, leave out the others, and repeat what they added before.
+
+    Little is a mean change below `threshold`, as a share of what the block adds to its tokens. Of the caches that
+    diffusers has, this one (`FirstBlockCache`) keeps two tensors instead of one for each block: of a guided 480p video
+    of 121 frames 0.8 GB instead of 22. `maybe_free_model_hooks` of the pipeline forgets them.
+    """
+    about = TransformerBlockMetadata(return_hidden_states_index=0, return_encoder_hidden_states_index=1)
+    TransformerBlockRegistry.register(HunyuanVideo15TransformerBlock, about)
+    transformer.enable_cache(FirstBlockCacheConfig(threshold))
+    forward = transformer.forward
+
+    def in_context(*args: Any, **kwargs: Any) -> Any:
+        """Call the transformer where its cache is found."""
+        with transformer.cache_context("sampling"):
+            return forward(*args, **kwargs)
+
+    transformer.forward = in_context
 
 
 def offload_blocks(network: nn.Module, device: torch.device, *, pinned: bool = False) -> None:
