@@ -16,7 +16,14 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.evaluation.jobs import FILE_NAMES
-from hyvideo.evaluation.original_command import add_original_flags, boolean, own_name, translate
+from hyvideo.evaluation.original_command import (
+    THRESHOLD,
+    add_original_flags,
+    boolean,
+    own_name,
+    placement,
+    translate,
+)
 from hyvideo.models.model_folder import check_layout
 
 
@@ -74,7 +81,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--sr", **switch, help="sharpen 480p to 720p, or 720p to 1080p, with a second transformer")
     add("--sr_num_inference_steps", type=int, help="its denoising steps; default 6 to 720p, 8 to 1080p")
     add("--save_pre_sr_video", **switch, default=False, help="also write the video before it, NAME_before_sr.mp4")
-    add("--offload", "--offloading", **switch, default=False, help="keep on the GPU only the network that is computing")
+    placed = {**switch, "type": placement, "metavar": "BOOL|group"}
+    moved = "keep on the GPU only the network that is computing; group: only the block that is, and the next one"
+    add("--offload", "--offloading", **placed, default=False, help=moved)
+    add("--compile", **switch, default=False, help="compile the transformer's blocks, which takes minutes at first")
+    less = f"compute the first block alone where it changes by less than a share, by default {THRESHOLD}"
+    add("--cache", type=float, nargs="?", const=THRESHOLD, metavar="SHARE", help=less)
+    add("--attention_backend", help="attention of another package, e.g. flash, _flash_3 or sage")
     add_original_flags(parser)
     arguments = parser.parse_args([own_name(word) for word in argv])
     if arguments.eta is not None and arguments.sde_type == "ode":

@@ -91,6 +91,7 @@ OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 SYNONYMS = {
     "beta": "kl_weight",
     "cfg": "cfg_scale",
+    "compile": "enable_compile",
     "fixed_size": "rollout_size",
     "group_size": "num_generations",
     "lora_rank": "lora_r",
@@ -105,6 +106,8 @@ SYNONYMS = {
 }
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
+INEXACT = ("cache", "attention_backend")
+"""Flags of generate.py that no setting can be."""
 
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""

@@ -29,6 +29,7 @@ from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
 from hyvideo.models.adapter import PEFT_SETTINGS, load_lora
 from hyvideo.models.attention import install_attention
+from hyvideo.models.inference import check_backend, enable_cache, offload_blocks, offload_vae, speed_up
 from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
@@ -56,6 +57,7 @@ INTERVALS = {
     "shift": "(0, inf)",
     "video_length": "[1, inf)",
     "sr_num_inference_steps": "[1, inf)",
+    "cache": "(0, inf)",
     "fps": "[1, inf)",
     "eta": "[0, inf)",
     "seed": "[0, 9223372036854775808)",
@@ -151,6 +153,13 @@ def request_of(arguments: argparse.Namespace) -> Request:
     """Check what a command line names, but read no weights; a ValueError says what is wrong."""
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
+    if arguments.cache is not None and (arguments.sde_type != "ode" or arguments.sp_size > 1):
+        raise ValueError(
+            "--cache leaves blocks out, which a rollout never does, and processes that share a video may not all do: "
+            "give it without --sde_type and --sp_size."
+        )
+    if arguments.attention_backend:
+        check_backend(arguments.attention_backend)
     root = Path(arguments.model_path)
     if arguments.rewrite_prompt and (arguments.prompt is None or int(os.environ.get("WORLD_SIZE", 1)) > 1):
         raise ValueError(
@@ -209,7 +218,7 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
     """Refuse numbers that no video can be made with; the ValueError names the flag and what it must be."""
     given = vars(arguments) | settings
     for name, interval in INTERVALS.items():
-        if name == "sr_num_inference_steps" and given[name] is None:
+        if name in ("sr_num_inference_steps", "cache") and given[name] is None:
             continue
         for value in given[name] if name == "seed" else [given[name]]:
             if not (isinstance(value, int | float) and lies_in(value, interval)):
@@ -251,11 +260,25 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
     install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
+    speed_up(pipeline.transformer, compiled=arguments.compile, backend=arguments.attention_backend)
     pipeline.autocast_dtype = dtype
-    if not arguments.offload:
-        return pipeline.to(device)
-    pipeline.enable_model_cpu_offload(device=device)
+    place(pipeline, device, arguments.offload)
+    if arguments.cache is not None:
+        enable_cache(pipeline.transformer, arguments.cache)  # last, so that a block that is left out stays away
     return pipeline
+
+
+def place(pipeline: HunyuanVideoGRPOPipeline, device: torch.device, offload: bool | str) -> None:
+    """Put the networks where `--offload` lets them rest: on `device`, or in host memory, whole or in groups."""
+    if offload == "group":
+        offload_blocks(pipeline.transformer, device, pinned=True)  # it computes again and again
+        for encoder in pipeline.encoders:
+            offload_blocks(encoder, device)
+        offload_vae(pipeline.vae, device)
+    elif offload:
+        pipeline.enable_model_cpu_offload(device=device)
+    else:
+        pipeline.to(device)
 
 
 class _Sharpener:
@@ -268,6 +291,7 @@ class _Sharpener:
         version, dtype = self.stage.version, base.autocast_dtype
         transformer = load_transformer(arguments.model_path, version, dtype=dtype, device=placed)
         install_attention(transformer, mesh.sp_group, None)  # it is not guided, so there are no rows to share
+        speed_up(transformer, compiled=arguments.compile, backend=arguments.attention_backend)
         scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
         scheduler.set_timesteps(arguments.sr_num_inference_steps)
         self.pipeline = SuperResolutionPipeline(
@@ -275,7 +299,9 @@ class _Sharpener:
         )
         self.pipeline.autocast_dtype = dtype
         self.pipeline.upsampler = load_upsampler(self.stage.folders(Path(arguments.model_path))[1], device=device)
-        if arguments.offload:
+        if arguments.offload == "group":
+            offload_blocks(transformer, device, pinned=True)
+        elif arguments.offload:
             _, self.hook = cpu_offload_with_hook(transformer, device)
         else:
             transformer.to(device)
@@ -314,7 +340,8 @@ def _generate(
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
         del note[name]
-    later = ("ema", "sr", "sr_num_inference_steps", "save_pre_sr_video", "rewrite_prompt")
+    later = ("ema", "sr", "sr_num_inference_steps", "save_pre_sr_video", "compile", "cache", "attention_backend")
+    later += ("rewrite_prompt",)
     note = {key: value for key, value in note.items() if key not in later or value}  # as notes were before they existed
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}

@@ -18,12 +18,19 @@ NOT_HERE = {
 }
 """Flags that ask for other videos than we can make -> what there is instead."""
 
+THRESHOLD = 0.1
+"""Of `--cache` where none is given."""
+
+OURS = {
+    "enable_cache": ("cache", THRESHOLD),
+    "use_sageattn": ("attention_backend", "sage"),
+    "enable_torch_compile": ("compile", True),
+    "group_offloading": ("offload", "group"),
+}
+"""Flags that switch on what one of ours does -> that flag and its value."""
+
 SLOWER = {
-    "enable_cache": "every step is computed; --cfg_distilled true, or --num_inference_steps, saves time",
-    "use_sageattn": "attention is PyTorch's",
     "use_fp8_gemm": "a GPU computes in bfloat16",
-    "enable_torch_compile": "sampling is not compiled",
-    "group_offloading": "--offload moves whole networks",
 }
 """Flags that would only change speed or memory -> what happens instead."""
 
@@ -67,6 +74,11 @@ def boolean(text: str) -> bool:
     return BOOLEANS[text.lower()]
 
 
+def placement(text: str) -> bool | str:
+    """Read what rests in host memory: `group`, or a boolean."""
+    return "group" if text == "group" else boolean(text)
+
+
 def add_original_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that only the release has; `translate` turns them into ours."""
     about = (
@@ -78,7 +90,7 @@ def add_original_flags(parser: argparse.ArgumentParser) -> None:
     for name in ("cfg_distilled", "enable_step_distill"):
         group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=False, metavar="BOOL")
     group.add_argument("--valid_video_csv", nargs="+", metavar="CSV", help="as --prompts_csv; wins over --prompt")
-    for name in (*NOT_HERE, *SLOWER, *IGNORED):
+    for name in (*NOT_HERE, *OURS, *SLOWER, *IGNORED):
         group.add_argument(f"--{name}", nargs="?", const="true", help=argparse.SUPPRESS)
 
 
@@ -87,10 +99,11 @@ def translate(arguments: argparse.Namespace) -> None:
 
     A flag that asks for what is not here is a ValueError that says what is there instead.
     """
-    theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *SLOWER, *IGNORED)}
+    theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *OURS, *SLOWER, *IGNORED)}
     asked = [name for name, value in theirs.items() if value is not None and BOOLEANS.get(value.lower(), True)]
     if refused := [f"--{name} is not here. {NOT_HERE[name]}" for name in asked if name in NOT_HERE]:
         raise ValueError(" ".join(refused))
+    vars(arguments).update(OURS[name] for name in asked if name in OURS)
     resolution, csvs = arguments.resolution, arguments.valid_video_csv or []
     told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
     if theirs["dtype"] not in (None, "bf16"):

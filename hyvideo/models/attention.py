@@ -14,6 +14,7 @@ from types import MethodType
 import torch
 import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
@@ -37,6 +38,8 @@ class TrimmedAttnProcessor:
     With an `sp_group` S_video is this rank's padded part of the video tokens, while the condition tokens and the rotary
     tables are whole: the tables say how many tokens there really are. A `row_group` shares rows before the first block.
     """
+
+    _attention_backend: AttentionBackendName | None = None  # `set_attention_backend` of diffusers sets it, to sample
 
     def __init__(self, sp_group: ProcessGroup | None = None, row_group: ProcessGroup | None = None) -> None:
         self.sp_group = sp_group
@@ -67,7 +70,7 @@ class TrimmedAttnProcessor:
             text = tuple(own_heads(part, self.sp_group) for part in text)
         query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
         key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
-        video_out, text_out = attend_jointly((query, key, value), text, attention_mask)
+        video_out, text_out = attend_jointly((query, key, value), text, attention_mask, self._attention_backend)
         if self.sp_group is not None:
             video_out = heads_to_tokens(video_out, self.sp_group)
             text_out = gather_heads_of_all(text_out, self.sp_group)
@@ -76,31 +79,37 @@ class TrimmedAttnProcessor:
 
 
 def attend_jointly(
-    video: Sequence[Tensor], text: Sequence[Tensor], equal_rows: Sequence[EqualRows] | None
+    video: Sequence[Tensor],
+    text: Sequence[Tensor],
+    equal_rows: Sequence[EqualRows] | None,
+    backend: AttentionBackendName | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend jointly, each row to its own valid tokens: `[B, S, N, D]` and `[B, T, N, D]`.
 
     `video` and `text` are query, key and value of the same shapes. `equal_rows` says which of the T condition tokens
-    are valid (None: all); where a row has padding, its result is zero.
+    are valid (None: all); where a row has padding, its result is zero. `backend` is one of diffusers (None: the first
+    of our kernels that can run).
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
     if equal_rows is None:
-        out = _attend(video, text)
+        out = _attend(video, text, backend)
         return out[:, :num_video], out[:, num_video:]
     video_out, text_out = [], []
     for start, stop, valid in equal_rows:
         length = valid.shape[0]
-        out = _attend([part[start:stop] for part in video], [part[start:stop, :length] for part in text])
+        out = _attend([part[start:stop] for part in video], [part[start:stop, :length] for part in text], backend)
         video_out.append(out[:, :num_video])
         text_out.append(F.pad(out[:, num_video:], (0, 0, 0, 0, 0, num_text - length)))
     return torch.cat(video_out), torch.cat(text_out)
 
 
-def _attend(video: Sequence[Tensor], text: Sequence[Tensor]) -> Tensor:
+def _attend(video: Sequence[Tensor], text: Sequence[Tensor], backend: AttentionBackendName | None) -> Tensor:
     """Join both streams of query, key and value and attend; `[B, S + T, N, D]`."""
-    joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(video, text, strict=True))
+    joined = (torch.cat(pair, dim=1) for pair in zip(video, text, strict=True))
+    if backend is not None:  # it takes one dtype, and autocast may have left norms in float32
+        return dispatch_attention_fn(*(part.to(video[2].dtype) for part in joined), backend=backend)
     with sdpa_kernel(KERNELS, set_priority=True):
-        return F.scaled_dot_product_attention(*joined).transpose(1, 2)
+        return F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in joined)).transpose(1, 2)
 
 
 def kernel_in_use(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:

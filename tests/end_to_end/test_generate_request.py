@@ -83,9 +83,11 @@ def test_without_its_csv_the_releases_command_makes_the_video_of_its_prompt(
 
 def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     release = {"prompt": "a cat", "resolution": "480p", "valid_video_csv": "no.csv"}
-    made = ask(**release, enable_cache=True, use_sageattn="off", dtype="fp32", image_path="none")
+    theirs = {"enable_cache": True, "enable_torch_compile": True, "use_sageattn": "off", "use_fp8_gemm": True}
+    made = ask(**release, **theirs, dtype="fp32", image_path="none")
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
-    expected = ["--enable_cache has no effect: every step is", "--dtype has no effect: a GPU computes in bfloat16"]
+    assert (made.arguments.cache, made.arguments.compile, made.arguments.attention_backend) == (0.1, True, None)
+    expected = ["--use_fp8_gemm has no effect: a GPU computes", "--dtype has no effect: a GPU computes in bfloat16"]
     expected += ["The release sharpens videos by default (super", "--valid_video_csv: there is no file 'no.csv'"]
     for line, start in zip(capsys.readouterr().err.splitlines(), expected, strict=True):
         assert line.startswith(f"generate.py: {start}")
@@ -142,6 +144,12 @@ OF_T2V = {
     "sampler": ({"eta": 0.5, "sde_type": "sage"}, "unknown sde_type 'sage', expected one of sage_grpo"),
     "no rate": ({"fps": 0}, r"--fps must be a number in \[1, inf\); received 0"),
     "guidance": ({"guidance_scale": "nan"}, r"--guidance_scale must be a number in \[1, inf\); received nan"),
+    "cache": ({"cache": 0}, r"--cache must be a number in \(0, inf\); received 0.0"),
+    "cache of a rollout": ({"cache": True, "sde_type": "cps"}, "--cache leaves blocks out, which a rollout never does"),
+    "cache of several processes": ({"cache": True, "sp_size": 2}, "--cache leaves blocks out.* without .* --sp_size"),
+    "attention": ({"attention_backend": "fast"}, "--attention_backend: expected one of flash, .*; received 'fast'"),
+    "attention that is downloaded": ({"attention_backend": "sage_hub"}, "expected one of .*; received 'sage_hub'"),
+    "attention that is not installed": ({"use_sageattn": True}, "--attention_backend sage: .* install `sageattention"),
     "seed": ({"seed": -1}, r"--seed must be a number in \[0, 9223372036854775808\); received -1"),
     "steps": ({"num_inference_steps": 0}, r"--num_inference_steps must be a number in \[1, inf\); received 0"),
     "shift": ({"shift": "inf"}, r"--shift must be a number in \(0, inf\); received inf"),

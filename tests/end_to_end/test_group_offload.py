@@ -1,0 +1,54 @@
+"""generate.py --offload group: the same pixels, on a CPU, where blocks are called by the same hooks but do not move."""
+
+import json
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from generate import parse_arguments
+from hyvideo.data.videos import read_video
+from hyvideo.evaluation import generate as sampling
+from tests.support.original_layout import save_super_resolution
+from tests.support.training import flags_of, noisy_image
+
+
+@pytest.mark.parametrize("task", ["t2v", "i2v"])
+def test_videos_and_sharpened_videos_are_the_same_to_the_pixel_and_so_are_their_notes(
+    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    save_super_resolution(root)
+    noisy_image(0, (64, 64)).save(tmp_path / "image.png")
+    flags = {"model_path": root, "transformer_version": f"480p_{task}", "prompt": 'a cat with the sign "cat"'}
+    flags |= {"fixed_size": "640x640", "video_length": 5, "num_inference_steps": 2, "guidance_scale": 3.0}
+    flags |= {"sr": "true", "sr_num_inference_steps": 1, "save_pre_sr_video": "true"}
+    flags |= {"image_path": tmp_path / "image.png"} if task == "i2v" else {}
+    notes, check, placed = [], sampling.request_of, []
+    offload_blocks = sampling.offload_blocks
+
+    def noted(network: torch.nn.Module, device: torch.device, **how: bool) -> None:
+        placed.append(type(network).__name__)
+        offload_blocks(network, device, **how)
+
+    monkeypatch.setattr(sampling, "offload_blocks", noted)
+    for name, offload in (("whole", False), ("group", "group")):
+
+        def without_a_gpu(arguments: Namespace, offload: bool | str = offload) -> sampling.Request:
+            """Ask for it after the check that there is a GPU, which is all that is left out."""
+            request = check(arguments)
+            request.arguments.offload = offload
+            return request
+
+        monkeypatch.setattr(sampling, "request_of", without_a_gpu)
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        sampling.generate(parse_arguments(flags_of(flags | {"output_path": "a.mp4"})))
+        notes.append(json.loads((folder / "a.json").read_text()))
+    assert notes[0] == notes[1]
+    assert placed.count("HunyuanVideo15Transformer3DModel") == 2 and "Qwen2_5_VLTextModel" in placed
+    for name in ("a.mp4", "a_before_sr.mp4"):
+        assert torch.equal(*(read_video(tmp_path / part / name) for part in ("whole", "group")))
