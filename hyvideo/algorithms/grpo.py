@@ -50,7 +50,7 @@ class ComparedRound:
 
 
 class StepGradients:
-    """Sums up, over the pairs of an update, each denoising step's gradient by the predicted velocity.
+    """Sums up an update's gradients by the predicted velocity: of each step's policy loss, and of the KL term.
 
     Args:
         sensitivity: [K], ``d mean / d v`` of the sampler's steps.
@@ -60,25 +60,34 @@ class StepGradients:
         self._sensitivity = sensitivity.abs().float()
         self._sums: Tensor | None = None
 
-    def add(self, policy_loss: Tensor, mean: Tensor, index: Tensor) -> None:
+    def add(self, policy_loss: Tensor, penalty: Tensor | None, mean: Tensor, index: Tensor) -> None:
         """Add one micro-batch.
 
         Args:
             policy_loss: mean over its N pairs, with gradient.
+            penalty: lambda times their divergence; None where lambda is always 0.
             mean: [N, ...] of their transitions.
             index: [N] their steps, on the device of `mean`.
         """
         self._sensitivity = upload(self._sensitivity, mean.device)
-        norms = velocity_gradients(policy_loss, mean, self._sensitivity[index])
+        sensitivity = self._sensitivity[index]
+        norms = velocity_gradients(policy_loss, mean, sensitivity)
+        parts = [norms, torch.ones_like(norms)]
+        if penalty is not None:
+            parts.append(
+                velocity_gradients(penalty, mean, sensitivity) if penalty.requires_grad else torch.zeros_like(norms)
+            )
         if self._sums is None:
-            self._sums = norms.new_zeros(2, len(self._sensitivity))
-        self._sums.index_add_(1, index, torch.stack([norms, torch.ones_like(norms)]))
+            self._sums = norms.new_zeros(len(parts), len(self._sensitivity))
+        self._sums.index_add_(1, index, torch.stack(parts))
 
     def pop(self) -> dict[str, float]:
-        """Mean over the pairs of all ranks since the last pop, for every step that had any; every rank must call it.
+        """Means over the pairs of all ranks since the last pop; every rank must call it.
 
         Returns:
-            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. Divided by the step's scale: before it.
+            ``{"velocity_grad/step_00": norm, ...}`` of the policy loss, after the equalizer, for every step that had
+            pairs. Divided by the step's scale: before it. And ``kl/gradient_share``, the KL term's gradient as a share
+            of the policy loss's, where there is such a term and something was learnt.
         """
         sums, self._sums = self._sums, None
         with host_read("the gradient of each denoising step, once per update"):
@@ -86,12 +95,13 @@ class StepGradients:
         parts = [part for part in gather(own) if part is not None]
         if not parts:
             return {}
-        norms, counts = torch.stack(parts).sum(0).tolist()
-        return {
+        norms, counts, *penalty = torch.stack(parts).sum(0).tolist()
+        means = {
             f"velocity_grad/step_{step:02d}": norm / count
             for step, (norm, count) in enumerate(zip(norms, counts, strict=True))
             if count
         }
+        return means | ({"kl/gradient_share": sum(penalty[0]) / sum(norms)} if penalty and sum(norms) else {})
 
 
 class GRPO(Algorithm):
@@ -252,7 +262,6 @@ class GRPO(Algorithm):
             self.scales[index].to(log_probs),
             clip_range_high=self.config.grpo.clip_range_high,
         )
-        self.step_gradients.add(policy_loss, mean, index)
         position = mean.new_zeros(())
         if compared.anchor_means is not None and compares:
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
@@ -265,7 +274,9 @@ class GRPO(Algorithm):
         # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
         velocity = velocity_kl(old_log_probs, old_log_probs if on_policy else log_probs)
         divergence = self.divergence(position, velocity)
-        loss = policy_loss + coefficient * divergence if kl.kl_weight else policy_loss
+        penalty = coefficient * divergence if kl.kl_weight else None
+        self.step_gradients.add(policy_loss, penalty, mean, index)
+        loss = policy_loss if penalty is None else policy_loss + penalty
         return loss, {
             "loss/policy": policy_loss,
             "loss/total": loss,

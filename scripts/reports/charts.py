@@ -227,6 +227,7 @@ _TRUST = (
     _Logged("nft/old_distance", "Distance to the old policy", "Mean squared difference of velocities.", "update", True),
     _Logged("nft/base_distance", "Distance to the base", "Mean squared difference of velocities.", "update", True),
     _Logged("kl/coef", "KL coefficient", "Weight of the KL term in the loss.", smoothed=False),
+    _Logged("kl/gradient_share", "KL term's share", "Its gradient, divided by the policy loss's.", "update", True),
     _Logged("clip_fraction", "Clipped share", "Pairs of video and step whose gradient the clip removed."),
     _Logged("ratio/max_deviation", "Ratio before the first update", "Largest |ratio - 1| of the replay. Should be 0."),
     _Logged("replay/mean_error", "Replay error", "Largest deviation of a replayed mean, in units of the noise."),

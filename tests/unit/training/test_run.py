@@ -88,6 +88,17 @@ def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_traini
         assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
 
 
+def test_the_share_of_the_kl_term_in_the_gradient_is_logged_and_grows_with_its_weight(make_training: Make):
+    shares = {}
+    for kl_weight in (0.0, 0.01, 0.1):
+        training = make_training(max_steps=2, updates_per_rollout=1, kl_weight=kl_weight, kl_schedule="fixed")
+        training.train()
+        shares[kl_weight] = [row.get("kl/gradient_share") for row in metrics_of(training)]
+    assert shares[0.0] == [None, None]
+    assert shares[0.01][0] == shares[0.1][0] == 0  # the policy still equals its anchor
+    assert 0 < 10 * shares[0.01][1] == pytest.approx(shares[0.1][1], rel=1e-3)
+
+
 def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: Make, monkeypatch: Patch):
     training = make_training(updates_per_rollout=2, max_steps=100)
     log = training.journal.metrics.log
