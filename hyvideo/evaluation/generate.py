@@ -372,7 +372,7 @@ def _generate(
     videos = rollout.videos
     if sharpener:
         if videos is not None and request.writes:
-            write_video(job.path.with_stem(f"{job.path.stem}_before_sr"), videos[0], arguments.fps)
+            write_video(job.note.with_name(f"{job.path.stem}_before_sr.mp4"), videos[0], arguments.fps)
         videos = sharpener(job, sharp_size, conditioning, noise, rollout.latents[:, -1])
         pipeline.maybe_free_model_hooks()
     if request.writes:

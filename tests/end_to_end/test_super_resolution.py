@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.data.videos import read_video
 from tests.support.original_layout import save_super_resolution
-from tests.support.training import flags_of, noisy_image
+from tests.support.training import flags_of, noisy_image, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,19 @@ def test_a_video_is_sharpened_from_640_to_960_pixels_and_the_one_before_is_the_p
     note = json.loads((command_line.folder / "a.json").read_text())
     assert video.shape == (1, 960, 960, 3) and note["sr_size"] == "960x960" and note["sr_num_inference_steps"] == 6
     assert "a.mp4 is finished already" in command_line.run("generate.py", sharp).stderr
-    for name, flags in (("b", {}), ("c", {"sr": "true", "sr_num_inference_steps": 2})):
-        finished = command_line.run("generate.py", flags_of(asked | flags | {"output_path": f"{name}.mp4"}))
+    few = {"sr": "true", "sr_num_inference_steps": 2, "output_path": "c.mp4"}
+    if task == "t2v":  # VBench takes every file of a folder for a video
+        few |= {"prompts_csv": write_prompts(command_line.folder / "cat.csv", ["a cat"]), "prompt": None}
+        few |= {"file_names": "vbench", "save_pre_sr_video": "true", "output_path": "c"}
+    for flags in ({"output_path": "b.mp4"}, few):
+        finished = command_line.run("generate.py", flags_of(asked | flags))
         assert finished.status == 0, finished.stderr
     before = read_video(command_line.folder / "a_before_sr.mp4")
     assert torch.equal(before, read_video(command_line.folder / "b.mp4")) and before.shape == (1, 640, 640, 3)
-    assert not torch.equal(video, read_video(command_line.folder / "c.mp4"))
-    assert not (command_line.folder / "c_before_sr.mp4").exists()
+    of_few = {path.name for path in command_line.folder.glob("c*/*.mp4")}
+    assert of_few == ({"a cat-0.mp4", "a cat-0_before_sr.mp4"} if task == "t2v" else set())
+    (sharp_video,) = command_line.folder.glob("c/*.mp4" if task == "t2v" else "c*.mp4")
+    assert not torch.equal(video, read_video(sharp_video))
     assert "sr" not in json.loads((command_line.folder / "b.json").read_text())
 
 
