@@ -230,6 +230,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     @contextmanager
     def _encoders_at_work(self) -> Iterator[None]:
         """Let encoders that rest in host memory compute on the device; nothing changes, so nothing is copied back."""
+        device = self._execution_device  # to ask for it takes diffusers milliseconds
         places: list[tuple[nn.Module, str, Tensor]] = []
         away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
         for module in (module for encoder in self.encoders for module in encoder.modules() if self.encoder_offload):
@@ -237,7 +238,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
                 places.append((module, name, tensor))
                 if tensor not in away:
                     with host_read("networks that rest in host memory visit the device, once per round"):
-                        copy = tensor.detach().to(self._execution_device)
+                        copy = tensor.detach().to(device)
                     away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
         try:
             for module, name, tensor in places:
