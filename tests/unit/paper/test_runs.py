@@ -18,7 +18,6 @@ SMALL += "--mini_batch_size_per_update 2 --validation_interval 0 --save_interval
 
 
 def small_run(folder: Path, *flags: str) -> PaperRun:
-    """A training of 10,000 small updates."""
     training = ["--config", "configs/tiny.yaml", *SMALL.split(), "--output_dir", str(folder), *flags]
     launch = [sys.executable, str(REPOSITORY / "post_train.py")]
     return PaperRun("sage-dual-b", 1, folder, training, launch, [], "", max_steps=10_000, metrics=[], keeps=True)
@@ -35,9 +34,14 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path):
     assert "batch_size" in log_of(broken).read_text()
 
 
-def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
+def test_after_its_minutes_and_while_another_command_trains_a_run_nothing_is_started_and_nothing_has_failed(run):
     assert train([run], jobs=1, minutes=0) == []
     assert not run.folder.exists()
+    run.folder.parent.mkdir(parents=True)
+    with log_of(run).open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert train([run], jobs=1) == []
+    assert log_of(run).read_text() == "" and not run.folder.exists()
 
 
 def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
@@ -49,11 +53,3 @@ def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
     Thread(target=stop_it, daemon=True).start()
     assert train([run], jobs=1) == []
     assert (run.folder / "checkpoints" / "latest").is_file() and not run.is_finished
-
-
-def test_a_run_that_another_command_trains_is_left_to_it(run):
-    run.folder.parent.mkdir(parents=True)
-    with log_of(run).open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        assert train([run], jobs=1) == []
-    assert log_of(run).read_text() == "" and not run.folder.exists()

@@ -18,13 +18,11 @@ SIZES = {"world_size": 1, "num_text": 20}
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where this test keeps rehearsals, which is not there yet."""
     monkeypatch.setenv("SAGE_GRPO_CACHE", str(tmp_path / "kept"))
     return tmp_path / "kept"
 
 
 def place(*flags: str, layers: int = 2, **sizes: object) -> Path | None:
-    """Where the rehearsal of a run is kept."""
     config = load_config([*TINY, *flags])
     networks = read_networks(config.model, config.reward)
     networks = replace(networks, transformer={**networks.transformer, "num_layers": layers})
@@ -53,17 +51,13 @@ def test_what_decides_a_rehearsal_decides_its_file(monkeypatch):
     assert len({file, place(), *others}) == 6
 
 
-@pytest.mark.parametrize("name", ["", "~/kept"])
-def test_nothing_is_kept_without_a_folder(name: str, monkeypatch):
-    monkeypatch.setenv("SAGE_GRPO_CACHE", name)
-    assert place() is None
-
-
-def test_a_sampler_of_ones_own_is_rehearsed_each_time():
+def test_nothing_is_kept_without_a_folder_or_where_it_cannot_be_written_or_of_a_sampler_of_ones_own(
+    folder, monkeypatch
+):
     assert place("--sde_type", "examples.sampler:Own") is None
-
-
-def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path):
     folder.write_text("a file")
     rehearsal.keep(place(), {"depths": (1,)})
     assert folder.read_text() == "a file"
+    for name in ("", "~/kept"):
+        monkeypatch.setenv("SAGE_GRPO_CACHE", name)
+        assert place() is None
