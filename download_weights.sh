@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Fetch the reward model VideoReward and its scoring text, and check both; with --all HunyuanVideo-1.5 and its encoders too.
 #
-# Usage: ./download_weights.sh [--all VERSION] [--dry-run | --verify] [ROOT]
+# Usage: ./download_weights.sh [--all VERSION [--sr]] [--dry-run | --verify] [ROOT]
 #
 #   ROOT        folder of all weights [./ckpts]; the reward model goes into ROOT/VideoReward
 #   --all VERSION
 #               fetch everything for one version of the transformer, such as 480p_t2v, after saying the sizes
+#   --sr        also what sharpens its videos: the second transformer and the upsampler of generate.py --sr true
 #   --dry-run   print the commands, fetch nothing
 #   --verify    check what is there, fetch nothing
 #
@@ -29,7 +30,7 @@ fail() {
   exit 1
 }
 
-mode=fetch root='' version=''
+mode=fetch root='' version='' sharpened=''
 while (($#)); do
   argument=$1
   shift
@@ -39,19 +40,23 @@ while (($#)); do
       version=$1
       shift
       ;;
+    --sr) sharpened=yes ;;
     -h | --help)
       sed -n '2,/^set -/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
       exit 0
       ;;
     --dry-run) mode=dry-run ;;
     --verify) mode=verify ;;
-    -*) fail "unknown option '$argument'; expected --all VERSION, --dry-run, --verify or --help." ;;
+    -*) fail "unknown option '$argument'; expected --all VERSION, --sr, --dry-run, --verify or --help." ;;
     *)
       [[ -z $root ]] || fail "one ROOT is expected; received '$root' and '$argument'."
       root=$argument
       ;;
   esac
 done
+[[ -z $sharpened || -n $version ]] || fail "--sr goes with --all VERSION, whose videos it sharpens."
+if [[ -n $sharpened ]]; then sharpened=720p_sr_distilled; fi
+if [[ -n $sharpened && $version == 720p* ]]; then sharpened=1080p_sr_distilled; fi
 folder="${root:-./ckpts}/VideoReward"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 if [[ -z ${PYTHON-} ]]; then
@@ -136,9 +141,17 @@ if [[ -n $version ]]; then
     total=62
     echo "and for i2v vision_encoder/siglip 1: ask for access on the page of black-forest-labs/FLUX.1-Redux-dev, then $HF auth login"
   fi
+  if [[ -n $sharpened ]]; then
+    total=$((total + 34))
+    echo "and transformer/$sharpened 33.3 at most, with its upsampler below 1"
+  fi
   echo "$total GB in all; free where '$base' lies: $(df -Ph "$place" 2>/dev/null | awk 'NR == 2 {print $4}' || true)"
   run "$HF" download tencent/HunyuanVideo-1.5 --include config.json --include 'scheduler/*' --include 'vae/*' \
     --include "transformer/$version/*" --local-dir "$base"
+  if [[ -n $sharpened ]]; then
+    run "$HF" download tencent/HunyuanVideo-1.5 --include "transformer/$sharpened/*" --include "upsampler/$sharpened/*" \
+      --local-dir "$base"
+  fi
   run "$HF" download Qwen/Qwen2.5-VL-7B-Instruct --local-dir "$base/text_encoder/llm"
   run "$HF" download google/byt5-small --include '*.json' --local-dir "$base/text_encoder/byt5-small"
   run "$MODELSCOPE" download --model AI-ModelScope/Glyph-SDXL-v2 --local_dir "$base/text_encoder/Glyph-SDXL-v2"

@@ -61,8 +61,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--sde_type", default="ode", help="denoising step: ode, or one of a rollout's (--sde_type of post_train.py)")
     add("--eta", type=float, help="noise level of the other sde types; default 0.5")
     add("--sp_size", type=int, default=1, help="processes that share one video (torchrun); default 1")
-    offload = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
-    add("--offload", "--offloading", **offload, help="keep on the GPU only the network that is computing")
+    switch = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
+    add("--sr", **switch, help="sharpen 480p to 720p, or 720p to 1080p, with a second transformer")
+    add("--sr_num_inference_steps", type=int, help="its denoising steps; default 6 to 720p, 8 to 1080p")
+    add("--save_pre_sr_video", **switch, default=False, help="also write the video before it, NAME_before_sr.mp4")
+    add("--offload", "--offloading", **switch, default=False, help="keep on the GPU only the network that is computing")
     add_original_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.eta is not None and arguments.sde_type == "ode":
@@ -72,6 +75,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
             mend = "give --resolution, or --transformer_version alone"
             raise ValueError(f"--{name} helps to name a version with --resolution, which nothing reads here: {mend}.")
     translate(arguments)
+    if not arguments.sr and arguments.sr_num_inference_steps is not None:
+        raise ValueError("--sr_num_inference_steps goes with --sr true.")
+    arguments.save_pre_sr_video &= arguments.sr  # the release's command gives it with --sr false
     arguments.eta = 0.5 if arguments.eta is None else arguments.eta
     if (arguments.prompt is None) == (arguments.prompts_csv is None):
         raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")

@@ -22,6 +22,7 @@ from pydantic_core import to_json
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable, say_loading
+from hyvideo.data.files import replace_synced
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import OVERALL, compare, with_overall
 from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
@@ -130,8 +131,8 @@ def main(argv: Sequence[str]) -> int:
             scores[entry.name] = with_overall(found, weights, judged) if weights else found
         comparison, folder = compare(scores, numbers, judged), arguments.output_dir
         text = markdown_of(comparison)
-        (folder / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
-        (folder / "evaluation.md").write_text(text, encoding="utf-8")
+        replace_synced(folder / "evaluation.md", text.encode())
+        replace_synced(folder / "evaluation.json", to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
         print(printable(text))
     except (ValueError, OSError) as error:
         complain(f"evaluate: {error}")
@@ -268,10 +269,10 @@ def _scores(
     entry: Entry, jobs: Sequence[Job], rewards: "Sequence[NamedReward]", arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Score an entry's videos: each metric [N]."""
-    from hyvideo.evaluation.scored_files import ScoreFile
+    from hyvideo.evaluation.scored_files import SCORES, ScoreFile
 
     folder = notes_folder(arguments.output_dir / entry.name, apart=jobs[0].note_apart)
-    book = ScoreFile(folder / "evaluation_scores.jsonl")
+    book = ScoreFile(folder / SCORES)
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
     columns = ((reward, book.score(reward, videos, prompts)) for reward in rewards)
     return _named((reward, {metric: np.array(values) for metric, values in of.items()}) for reward, of in columns)

@@ -21,6 +21,7 @@ from scripts.chat_rows import ATTEMPTS, Row, add_server_flags, fill_rows, server
 
 ORIGINAL = "original_prompt"
 MOST_WORDS = 300
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _QUOTED = re.compile(r'["“]([^"”]+)["”]')
 
 
@@ -50,10 +51,14 @@ def rewritten(server: ChatServer, instruction: str, prompt: str) -> str:
     """
     messages = [{"type": "text", "text": f"{instruction.strip()}\n\nThe prompt:\n{prompt}"}]
     for _ in range(ATTEMPTS):
-        text = " ".join((server.complete(messages, max_tokens=1024, temperature=0.7).message.content or "").split())
+        choice = server.complete(messages, max_tokens=1024, temperature=0.7)
+        answer = _THOUGHT.sub("", choice.message.content or "")
+        text = " ".join(answer.split())
         lost = [quoted for quoted in _QUOTED.findall(prompt) if quoted not in text]
         if not 0 < len(text.split()) <= MOST_WORDS:
             problem = f"it wrote {len(text.split())} words, expected 1 to {MOST_WORDS}"
+        elif choice.finish_reason == "length" or "<think>" in answer:
+            problem = "its answer was cut off at 1,024 tokens; a model that thinks needs that switched off"
         elif lost:
             problem = f"it lost the words on screen {lost[0]!r}"
         else:
@@ -67,6 +72,12 @@ def _rewrite(arguments: argparse.Namespace) -> int:
     done: dict[str, str] = {}
     if arguments.output.exists():
         found = [row for _, row in rows_of_csv(arguments.output)]
+        asked = {text for row in rows for text in (row["prompt"], row.get(ORIGINAL))}
+        if strange := [row for row in found if (row.get(ORIGINAL) or row["prompt"]) not in asked]:
+            raise ValueError(
+                f"--output: '{arguments.output}' has {len(strange)} rows that are not of '{arguments.prompts_csv}', "
+                "and would lose them. Name another file."
+            )
         done = {row[ORIGINAL]: row["prompt"] for row in found if row.get(ORIGINAL)}
     waiting = []
     for row in rows:

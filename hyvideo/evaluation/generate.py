@@ -4,13 +4,15 @@ import argparse
 import os
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import cpu_offload_with_hook
+from torch import Tensor
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,22 +22,26 @@ from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.data.videos import write_video
 from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
-from hyvideo.models.loading import load_pipeline, read_vae_config
+from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
+from hyvideo.models.upsampler import load_upsampler
 from hyvideo.models.weight_files import fingerprint
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     Conditioning,
     Guidance,
     HunyuanVideoGRPOPipeline,
+    SampleNoise,
     check_video_shape,
 )
-from hyvideo.pipelines.sampling import sample_prompts, truncated_prompts_warning
+from hyvideo.pipelines.sampling import sampled, truncated_prompts_warning
 from hyvideo.pipelines.sampling_defaults import bucket_size, sampling_defaults
+from hyvideo.pipelines.super_resolution import SHIFT, Stage, SuperResolutionPipeline, stage_of
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, flavour_of
 
 WAIT_SECONDS = 7200
@@ -46,6 +52,7 @@ INTERVALS = {
     "guidance_scale": "[1, inf)",
     "shift": "(0, inf)",
     "video_length": "[1, inf)",
+    "sr_num_inference_steps": "[1, inf)",
     "fps": "[1, inf)",
     "eta": "[0, inf)",
     "seed": "[0, 9223372036854775808)",
@@ -59,7 +66,8 @@ class Request:
 
     `settings` are steps, guidance, shift, size and length: what was given, else the model's defaults. `weights` is the
     fingerprint of all that decide a video: base, checkpoint or adapter. `jobs` are this process's share of the videos,
-    and `writes` says whether it writes them; of those that share a video, the first does.
+    and `writes` says whether it writes them; of those that share a video, the first does. `stage` says how they are
+    sharpened afterwards, if they are.
     """
 
     arguments: argparse.Namespace
@@ -67,6 +75,7 @@ class Request:
     weights: str
     jobs: list[Job]
     writes: bool
+    stage: Stage | None
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -92,12 +101,13 @@ def generate(arguments: argparse.Namespace) -> None:
             folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
         if jobs:
             pipeline = _pipeline(request, mesh)
+            sharpener = _Sharpener(pipeline, request, mesh) if request.stage else None
             if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in jobs])):
                 complain(f"generate.py: WARNING: {cut}")
             unguided = request.settings["guidance_scale"] == 1.0
             negative = None if unguided else pipeline.encode([arguments.negative_prompt], glyphs=False)
             for job in tqdm(jobs, desc="videos", unit="video", disable=len(jobs) < 2):
-                _generate(pipeline, job, request, negative)
+                _generate(pipeline, sharpener, job, request, negative)
         if jobs and request.writes:
             print(printable(_written(request)))
         if done is not None:
@@ -145,6 +155,10 @@ def request_of(arguments: argparse.Namespace) -> Request:
             "switches that off: set --guidance_scale above 1, or leave --negative_prompt out."
         )
     _check_numbers(arguments, settings, root)
+    stage = stage_of(root, arguments.transformer_version) if arguments.sr else None
+    if stage:
+        stage.enlarged(parse_size(settings["fixed_size"]))
+        arguments.sr_num_inference_steps = arguments.sr_num_inference_steps or stage.num_steps
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     layout = Layout(world_size, arguments.sp_size)
     share = [jobs[i] for i in layout.share_to_sample(len(jobs), rank)]
@@ -153,13 +167,17 @@ def request_of(arguments: argparse.Namespace) -> Request:
     folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", *of_images)]
     if trained := arguments.checkpoint_path or arguments.lora_path:
         folders.append(Path(trained))
-    return Request(arguments, settings, fingerprint(folders), share, writes=layout.sp_rank(rank) == 0)
+    folders += stage.folders(root) if stage else []
+    writes = layout.sp_rank(rank) == 0
+    return Request(arguments, settings, fingerprint(folders), share, writes, stage)
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
     """Refuse numbers that no video can be made with; the ValueError names the flag and what it must be."""
     given = vars(arguments) | settings
     for name, interval in INTERVALS.items():
+        if name == "sr_num_inference_steps" and given[name] is None:
+            continue
         for value in given[name] if name == "seed" else [given[name]]:
             if not (isinstance(value, int | float) and lies_in(value, interval)):
                 raise ValueError(f"--{name} must be a number in {interval}; received {value!r}.")
@@ -207,7 +225,51 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     return pipeline
 
 
-def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, negative: Conditioning | None) -> None:
+class _Sharpener:
+    """The second stage of super-resolution: its transformer and upsampler, loaded beside the base model."""
+
+    def __init__(self, base: HunyuanVideoGRPOPipeline, request: Request, mesh: Mesh) -> None:
+        arguments, device = request.arguments, _device()
+        self.base, self.stage, self.hook = base, request.stage, None
+        placed = None if arguments.offload else device
+        version, dtype = self.stage.version, base.autocast_dtype
+        transformer = load_transformer(arguments.model_path, version, dtype=dtype, device=placed)
+        install_attention(transformer, mesh.sp_group, None)  # it is not guided, so there are no rows to share
+        scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
+        scheduler.set_timesteps(arguments.sr_num_inference_steps)
+        self.pipeline = SuperResolutionPipeline(
+            **{**base.components, "transformer": transformer, "scheduler": scheduler}
+        )
+        self.pipeline.autocast_dtype = dtype
+        self.pipeline.upsampler = load_upsampler(self.stage.folders(Path(arguments.model_path))[1], device=device)
+        if arguments.offload:
+            _, self.hook = cpu_offload_with_hook(transformer, device)
+        else:
+            transformer.to(device)
+
+    def __call__(
+        self, job: Job, size: tuple[int, int], conditioning: Conditioning, noise: SampleNoise, latents: Tensor
+    ) -> Tensor:
+        """Return one video `[1, F, H, W, 3]` of `size`, from the base model's last latents."""
+        if conditioning.images is not None:
+            first_frame = self.base.encode_images([read_image(job.prompt.ref_image_path)], size)
+            conditioning = replace(conditioning, images=first_frame)
+            self.base.maybe_free_model_hooks()
+        noise, steps = replace(noise, stream="super_resolution"), len(self.pipeline.scheduler.timesteps)
+        with tqdm(total=steps, desc=f"{job.path.name}, {self.stage.version}", leave=False) as bar:
+            sharp = self.pipeline.sharpen(latents, size, conditioning, noise, on_step=lambda index: bar.update())
+        if self.hook is not None:
+            self.hook.offload()
+        return self.base.decode(sharp)
+
+
+def _generate(
+    pipeline: HunyuanVideoGRPOPipeline,
+    sharpener: _Sharpener | None,
+    job: Job,
+    request: Request,
+    negative: Conditioning | None,
+) -> None:
     """Write one video and a note of how it was made, unless that is done already."""
     arguments, settings = request.arguments, request.settings
     image, size = job.prompt.ref_image_path, parse_size(settings["fixed_size"])
@@ -219,15 +281,19 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
         del note[name]
-    note = {key: value for key, value in note.items() if key != "ema" or value}  # as notes were before it existed
+    later = ("ema", "sr", "sr_num_inference_steps", "save_pre_sr_video")
+    note = {key: value for key, value in note.items() if key not in later or value}  # as notes were before they existed
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     note["index"] = job.prompt.noise_index
+    if sharpener:
+        sharp_size = sharpener.stage.enlarged(size)
+        note["sr_size"] = f"{sharp_size[0]}x{sharp_size[1]}"
     if job.is_finished(note):
         complain(f"{job.path} is finished already")
         return
     with tqdm(total=settings["num_inference_steps"], desc=job.path.name, leave=False) as bar:
-        videos = sample_prompts(
+        ((conditioning, noise, rollout),) = sampled(
             pipeline,
             [job.prompt],
             Guidance(settings["guidance_scale"], negative),
@@ -237,8 +303,15 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
             batch_size=1,
             sde_type=arguments.sde_type,
             eta=arguments.eta,
+            decode=not sharpener or arguments.save_pre_sr_video,
             on_step=lambda index: bar.update(),
         )
     pipeline.maybe_free_model_hooks()
+    videos = rollout.videos
+    if sharpener:
+        if videos is not None and request.writes:
+            write_video(job.path.with_stem(f"{job.path.stem}_before_sr"), videos[0], arguments.fps)
+        videos = sharpener(job, sharp_size, conditioning, noise, rollout.latents[:, -1])
+        pipeline.maybe_free_model_hooks()
     if request.writes:
         job.write(videos[0], arguments.fps, note)

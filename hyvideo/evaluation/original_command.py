@@ -13,7 +13,6 @@ SEED = 930
 
 NOT_HERE = {
     "rewrite": "Prompts are sampled as they are written: give rewritten ones.",
-    "sr": "There is no super resolution: take --resolution 720p, or the release's own upsampler afterwards.",
     "sparse_attn": "Attention is dense: take --cfg_distilled true, which halves the work.",
     "original_noise_dir": "The noise of a video is drawn from its --seed.",
 }
@@ -29,7 +28,7 @@ SLOWER = {
 """Flags that would only change speed or memory -> what happens instead."""
 
 IGNORED = (
-    *("overlap_group_offloading", "save_pre_sr_video", "save_generation_config", "dtype", "sage_blocks_range"),
+    *("overlap_group_offloading", "save_generation_config", "dtype", "sage_blocks_range"),
     *("cache_type", "no_cache_block_id", "cache_start_step", "cache_end_step", "cache_step_interval", "total_steps"),
     *("quant_type", "include_patterns"),
 )
@@ -71,8 +70,9 @@ def translate(arguments: argparse.Namespace) -> None:
     told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
     if theirs["dtype"] not in (None, "bf16"):
         told.append("--dtype has no effect: a GPU computes in bfloat16, a CPU in float32.")
-    if resolution and theirs["sr"] is None:
-        told.append("The release makes super resolution by default, and here is none; --sr false says so.")
+    if resolution and arguments.sr is None:
+        told.append("The release sharpens videos by default (super-resolution), and here only --sr true does.")
+    arguments.sr = bool(arguments.sr)
     found = [path for path in csvs if Path(path).is_file()]
     starter = "skipped; starter prompts are in assets/prompts/valid.csv"
     told += [f"--valid_video_csv: there is no file '{path}', {starter}." for path in csvs if path not in found]

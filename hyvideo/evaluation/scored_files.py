@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
 
+SCORES = "evaluation_scores.jsonl"
+"""File of the scores, in the folder of the videos."""
+
 
 @dataclass(frozen=True)
 class NamedReward:

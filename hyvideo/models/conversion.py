@@ -163,7 +163,7 @@ def original_tensors(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
         raise ValueError(f"These fused tensors lack pieces: {', '.join(sorted(pieces))}. Pass a whole state dict.")
 
 
-RESOLUTIONS = {"480p": 640, "720p": 960}
+RESOLUTIONS = {"480p": 640, "720p": 960, "1080p": 1440}
 """Name of a resolution -> side in pixels of the square with as many pixels (the base of its aspect-ratio buckets)."""
 
 NUM_REFINER_LAYERS = 2
@@ -178,7 +178,6 @@ _SIZES = {
     "rope_theta": "rope_theta",
 }
 _FIXED = {
-    "concat_condition": True,
     "glyph_byT5_v2": True,
     "guidance_embed": False,
     "is_reshape_temporal_channels": False,
@@ -222,9 +221,11 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
         sizes = {ours: original[theirs] for theirs, ours in _SIZES.items()}
         if not all(size > 0 for size in sizes.values()):
             raise ValueError(f"sizes like {sizes}")
-        patch = original["patch_size"]
+        patch, task = original["patch_size"], original["ideal_task"]
+        if sharpens := not original.get("concat_condition", True):
+            task = "t2v"  # it serves both tasks
         return sizes | {
-            "in_channels": 2 * original["in_channels"] + 1,
+            "in_channels": original["in_channels"] if sharpens else 2 * original["in_channels"] + 1,
             "attention_head_dim": original["hidden_size"] // sizes["num_attention_heads"],
             "num_refiner_layers": NUM_REFINER_LAYERS,
             "patch_size_t": patch[0],
@@ -232,7 +233,7 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
             "text_embed_2_dim": glyph_width,
             "rope_axes_dim": tuple(original["rope_dim_list"]),
             "target_size": RESOLUTIONS[original["ideal_resolution"]],
-            "task_type": {"t2v": "t2v", "i2v": "i2v"}[original["ideal_task"]],
+            "task_type": {"t2v": "t2v", "i2v": "i2v"}[task],
             "use_meanflow": bool(original.get("use_meanflow", False)),
         }
     except (KeyError, TypeError, IndexError, ValueError, ArithmeticError) as error:
@@ -254,6 +255,7 @@ def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {theirs: config[ours] for theirs, ours in _SIZES.items()} | {
         "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
         **_FIXED,
+        "concat_condition": True,
         "attn_mode": "flash",
         "attn_param": None,
         "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],

@@ -111,6 +111,11 @@ def check_layout(root: str | Path, version: str | None, *, with_reward: bool = F
     root = Path(root)
     if root.exists():
         local_folder(root, "pretrained_model_root")
+    if sharpens(version):
+        raise ValueError(
+            f"pretrained_transformer_version: '{version}' only sharpens the videos of another version: name "
+            "that one, with generate.py --sr true."
+        )
     if is_diffusers_layout(root):
         check_diffusers_layout(root)
         for name in ("guider", "scheduler"):  # these may be missing
@@ -135,8 +140,14 @@ def check_layout(root: str | Path, version: str | None, *, with_reward: bool = F
 
 
 def versions_in(root: Path) -> list[str]:
-    """Return the transformer versions that the original layout at `root` holds."""
-    return sorted(path.parent.name for path in (root / "transformer").glob("*/config.json"))
+    """Return the transformer versions that the original layout at `root` holds, those that only sharpen left out."""
+    found = [path.parent.name for path in (root / "transformer").glob("*/config.json")]
+    return sorted(name for name in found if not sharpens(name))
+
+
+def sharpens(version: str | None) -> bool:
+    """Whether a version is the second transformer of super-resolution, which makes no videos by itself."""
+    return version is not None and "_sr_" in version
 
 
 def chosen_version(root: Path, version: str | None) -> str:
@@ -144,7 +155,7 @@ def chosen_version(root: Path, version: str | None) -> str:
     found = versions_in(root)
     if version is None and len(found) == 1:
         return found[0]
-    if version not in found:
+    if version not in found and not (sharpens(version) and (root / "transformer" / version / "config.json").is_file()):
         received = "none was named" if version is None else f"received '{version}'"
         command = download_command(root, f"transformer/{version or _SUGGESTED_VERSION}")
         raise ValueError(

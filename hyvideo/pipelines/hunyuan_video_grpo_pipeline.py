@@ -348,16 +348,11 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return negative + guidance.scale * (prompted - negative)
 
     def _condition_channels(self, latents: Tensor, images: FirstFrames | None) -> Tensor:
-        """Return `[B, C + 1, F', H', W']`: the first frame's latents and a mask that is 1 there; else all zero."""
+        """Return the channels beside the latents, refusing an image that the transformer is not made for."""
         if (images is None) == (self.task == "i2v"):
             received = "no image" if images is None else "an image"
             raise ValueError(f"The transformer is made for {self.task}; received conditioning with {received}.")
-        channels = latents.shape[1]
-        condition = latents.new_zeros(latents.shape[0], channels + 1, *latents.shape[2:])
-        if images is not None:
-            condition[:, :channels, 0] = images.latents
-            condition[:, channels, 0] = 1
-        return condition
+        return first_frame_channels(latents, images)
 
     @torch.no_grad()
     def rollout(
@@ -469,6 +464,16 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         opening = "<|im_start|>user\n"
         prefix = text[: text.rindex(opening) + len(opening)]
         return len(self.tokenizer(prefix, add_special_tokens=False).input_ids)
+
+
+def first_frame_channels(latents: Tensor, images: FirstFrames | None) -> Tensor:
+    """Return `[B, C + 1, F', H', W']`: the first frame's latents and a mask that is 1 there; else all zero."""
+    channels = latents.shape[1]
+    condition = latents.new_zeros(latents.shape[0], channels + 1, *latents.shape[2:])
+    if images is not None:
+        condition[:, :channels, 0] = images.latents
+        condition[:, channels, 0] = 1
+    return condition
 
 
 def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:

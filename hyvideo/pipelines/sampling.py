@@ -1,13 +1,20 @@
 """Sampling a list of prompts, for validation, comparison and `generate.py`, and a word on those that are too long."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
+    Conditioning,
+    Guidance,
+    HunyuanVideoGRPOPipeline,
+    Rollout,
+    SampleNoise,
+)
 
 
 def sample_prompts(
@@ -29,7 +36,25 @@ def sample_prompts(
     The videos depend on `batch_size`, how many are denoised together, only by rounding. The pipeline's scheduler has
     its steps set; the other arguments are those of `HunyuanVideoGRPOPipeline.rollout`.
     """
-    videos = []
+    how = {"num_frames": num_frames, "size": size, "sde_type": sde_type, "eta": eta, "on_step": on_step}
+    batches = sampled(pipeline, prompts, guidance, seed=seed, batch_size=batch_size, **how)
+    return torch.cat([rollout.videos for _, _, rollout in batches])
+
+
+def sampled(
+    pipeline: HunyuanVideoGRPOPipeline,
+    prompts: Sequence[Prompt],
+    guidance: Guidance,
+    *,
+    seed: int,
+    batch_size: int,
+    size: tuple[int, int],
+    **how: Any,
+) -> Iterator[tuple[Conditioning, SampleNoise, Rollout]]:
+    """Yield what `sample_prompts` makes, a batch after the other: its conditioning, noise and last latents.
+
+    `how` are the other arguments of `HunyuanVideoGRPOPipeline.rollout`.
+    """
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         noise = SampleNoise(
@@ -41,9 +66,7 @@ def sample_prompts(
         )
         conditioning = pipeline.encode_prompts(batch, size)
         pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
-        how = {"num_frames": num_frames, "size": size, "sde_type": sde_type, "eta": eta, "on_step": on_step}
-        videos.append(pipeline.rollout(conditioning, noise, guidance, **how, only_last=True).videos)
-    return torch.cat(videos)
+        yield conditioning, noise, pipeline.rollout(conditioning, noise, guidance, size=size, **how, only_last=True)
 
 
 def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-BLUE, ORANGE, GREEN, PINK, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#333333"
+BLUE, ORANGE, GREEN, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#333333"
 """From Okabe and Ito's palette: distinguishable with any colour vision."""
 
 SAMPLERS = {"sage_grpo": "SAGE", "flow_grpo": "Flow-GRPO", "dance_grpo": "DanceGRPO", "cps": "CPS"}

@@ -13,7 +13,8 @@ Runs are started by --launch, by default `./run_post_train.sh` on this machine. 
   --launch ./run_post_train_multinode.sh                         pdsh; set NODE_IP_LIST
   --launch "sbatch --wait scripts/post_train/slurm_train.sbatch" SLURM
 Flags that are not listed here go to every training, such as `--train_video_csv prompts.csv`, and --config takes the
-place of the scale's own: `--config configs/sage_8gpu.yaml configs/published.yaml`.
+place of the scale's own: `--config configs/sage_8gpu.yaml configs/published.yaml`. What the scale sets, such as
+max_steps, wins over files; a flag wins over both.
 
 Written to --output_dir: index.html, table2.md, table3.md, results.json, a folder per run, evaluation/ with the videos,
 and studies/ for raters. Put the votes they save into studies/<name>.votes/ and start the command again.
@@ -21,13 +22,16 @@ and studies/ for raters. Put the votes they save into studies/<name>.votes/ and 
 
 import argparse
 import csv
+import hashlib
 import io
 import json
 import os
 import shlex
+import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,9 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.files import remove, replace_synced
-from hyvideo.data.prompts import read_prompts
+from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.evaluation.scored_files import SCORES
+from hyvideo.models.reward_models.registry import reward_class
 from hyvideo.training.checks import check_config
 from scripts.paper.reproduced import publish
 from scripts.paper.runs import REPOSITORY, train
@@ -90,20 +96,28 @@ class PaperRun:
     @property
     def is_finished(self) -> bool:
         """Whether it was trained and measured, by all rewards that are there by now."""
-        found = self.measured / "evaluation.json"
-        means = json.loads(found.read_text(encoding="utf-8"))["means"] if found.is_file() else {}
-        return self.name in means and set(self.metrics) <= set(means[self.name])
+        try:
+            means = json.loads((self.measured / "evaluation.json").read_bytes())["means"][self.name]
+            return set(self.metrics) <= set(means) and (self.measured / self.name / SCORES).is_file()
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: it is measured again
+            return False
 
     @property
     def is_trained(self) -> bool:
         """Whether its last checkpoint is there; the base model needs none."""
-        steps = [int(path.name.removeprefix("step_")) for path in checkpoints_of(self.folder / "checkpoints")]
-        return max(steps, default=0) >= self.max_steps
+        return self.last_step >= self.max_steps
+
+    @property
+    def last_step(self) -> int:
+        """Updates at its last checkpoint."""
+        checkpoints = checkpoints_of(self.folder / "checkpoints")
+        return max((int(path.name.removeprefix("step_")) for path in checkpoints), default=0)
 
     def commands(self) -> list[list[str]]:
         """Train, if that is not complete, then sample and score."""
         training = [] if self.is_trained else [[*self.launch, *self.training]]
-        trained = [] if self.row == "base" else [str(self.folder / "checkpoints" / "latest")]
+        step = max(self.last_step, self.max_steps)
+        trained = [] if self.row == "base" else [str(self.folder / "checkpoints" / f"step_{step}")]
         model = [self.name, self.model_root, *trained]
         measure = [sys.executable, "-m", "scripts.evaluate", "--model", *model, "--output_dir", str(self.measured)]
         return [*training, [*measure, *self.evaluation]]
@@ -112,6 +126,23 @@ class PaperRun:
         """Remove the checkpoints, unless they are to be kept."""
         if not self.keeps:
             remove(self.folder / "checkpoints")
+
+
+def _settings_of(content: Mapping[str, Any]) -> set[str]:
+    """Return the names of the settings in a config file, whose sections may nest."""
+    named = [_settings_of(value) if name in SECTIONS else {name} for name, value in content.items()]
+    return set().union(*named)
+
+
+SECTIONS = {field.name for field in fields(Config)}
+ROW_SETTINGS = {name for about in PAPER["rows"].values() for name in about.get("settings", {})}.union(
+    *(
+        _settings_of(yaml.safe_load((REPOSITORY / "configs" / f"{piece}.yaml").read_text(encoding="utf-8")))
+        for about in PAPER["rows"].values()
+        for piece in (f"method/{about['method']}", f"kl/{about['kl']}", "reward/a", "reward/b")
+    )
+)
+"""Settings in which rows differ."""
 
 
 @dataclass
@@ -142,13 +173,20 @@ class Work:
                     files = [str(REPOSITORY / "configs" / f"{piece}.yaml") for piece in pieces]
                     own = self.scale.get("methods", {}).get(about["method"], {})
                     self.rows[f"{row}-{setting.lower()}"] = (files, {**own, **about.get("settings", {})})
+        fixed = {"seed", "output_dir", "resume_from_checkpoint", *ROW_SETTINGS}
+        if taken := sorted({word[2:].partition("=")[0] for word in self.flags if word.startswith("--")} & fixed):
+            raise ValueError(
+                f"--{taken[0]} is what the rows differ in, or this program sets: choose rows by --rows, and give what "
+                "holds for all of them."
+            )
         if not self.rows:
             raise ValueError("--rows and --setting leave nothing to train: some rows are of setting B alone.")
 
     @property
     def world_size(self) -> int:
         """Ranks of a training."""
-        given = next((GPUS_OF[name] for name in self.arguments.config if name in GPUS_OF), 1)
+        paths = {_absolute(name): number for name, number in GPUS_OF.items()}
+        given = next((paths[path] for path in map(_absolute, self.arguments.config) if path in paths), 1)
         return self.arguments.world_size or given
 
     def training(self, row: str, seed: int, folder: Path) -> list[str]:
@@ -171,8 +209,6 @@ class Work:
     def runs(self, config: Config) -> Iterator[PaperRun]:
         """Yield all runs, the base model first, one seed of all rows after the other."""
         out, prompts = self.arguments.output_dir, self.arguments.output_dir / "prompts.csv"
-        if wrong := [word for word in self.arguments.sampling if "=" not in word]:
-            raise ValueError(f"--sampling: expected FLAG=VALUE, such as num_inference_steps=20; received {wrong[0]!r}.")
         sampling = {**self.scale["sampling"], **dict(word.split("=", 1) for word in self.arguments.sampling)}
         words = [word for name, value in sampling.items() for word in (f"--{name}", str(value))]
         root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
@@ -181,6 +217,8 @@ class Work:
             evaluation += ["--transformer_version", version]
         evaluation += ["--scale", "published", "--rewards", *self.rewards()]
         launch = shlex.split(self.arguments.launch)
+        if self.arguments.scale == "full":  # else the launcher would begin with a config of its own
+            launch = ["env", f"CONFIG={_absolute(self.arguments.config[0])}", *launch]
         common = {"launch": launch, "evaluation": evaluation, "model_root": root}
         common["keeps"] = self.arguments.scale == "full"
         common["metrics"] = [METRICS[name] for text in self.rewards() if (name := text.partition("=")[0]) in METRICS]
@@ -201,7 +239,7 @@ class Work:
 
 def _absolute(path: str) -> str:
     """Return a path as a launcher finds it from another folder: config files of the project lie below its root."""
-    return str(Path(path).resolve() if Path(path).exists() else REPOSITORY / path)
+    return str((Path(path) if Path(path).exists() else REPOSITORY / path).resolve())
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -238,11 +276,20 @@ def main(argv: Sequence[str]) -> int:
         arguments.output_dir = (arguments.output_dir or Path(f"outputs/reproduce_{arguments.scale}")).resolve()
         post_train = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPOSITORY / 'post_train.py'))}"
         arguments.launch = arguments.launch or (post_train if tiny else "./run_post_train.sh")
-        arguments.jobs = arguments.jobs or (os.cpu_count() if tiny else 1)
-        work = Work(arguments, flags, scale)
-        arguments.output_dir.mkdir(parents=True, exist_ok=True)
-        replace_synced(work.base_file, yaml.safe_dump(scale["settings"]).encode())
-        return _run(work)
+        arguments.jobs = (os.cpu_count() if tiny else 1) if arguments.jobs is None else arguments.jobs
+        if arguments.jobs < 1:
+            raise ValueError(f"--jobs: expected at least 1; received {arguments.jobs}.")
+        try:
+            starter = (shlex.split(arguments.launch) or [""])[0]
+        except ValueError as error:
+            raise ValueError(f"--launch: {error} in {arguments.launch!r}.") from error
+        if arguments.output_dir.is_file():
+            raise ValueError(f"--output_dir: '{arguments.output_dir}' is a file; expected a folder.")
+        if not (shutil.which(starter) or (REPOSITORY / starter).is_file()):
+            raise ValueError(f"--launch: there is no program {starter!r}.")
+        arguments.seeds = list(dict.fromkeys(arguments.seeds))
+        flags = [str(Path(word).resolve()) if Path(word).is_file() else word for word in flags]  # runs start elsewhere
+        return _run(Work(arguments, flags, scale))
     except (ValueError, OSError) as error:
         complain(f"reproduce: {error}")
         return 2
@@ -256,14 +303,19 @@ def _run(work: Work) -> int:
     if arguments.scale == "full" and not any(word.startswith("--valid_video_csv") for word in work.flags):
         starter += ["--valid_video_csv", str(REPOSITORY / "assets/prompts/valid.csv")]
     work.flags = [*starter, *work.flags]
+    prompts, num_prompts = _prompts(work)
+    asked = _check_same(work, prompts)
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    replace_synced(work.base_file, yaml.safe_dump(work.scale["settings"]).encode())
+    given = ", ".join(f"{name} {value}" for name, value in work.scale["settings"].items())
+    print(f"set by the scale, whatever --config says: {given}", flush=True)
     configs = {row: work.config_of(row) for row in work.rows}
     for row, config in configs.items():
         try:
             check_config(config, work.world_size)
         except ValueError as error:
             raise ValueError(f"{row}: {error}") from error
-    prompts, num_prompts = _prompts(work)
-    _check_same(work, prompts)
+    _check_measuring(work, num_prompts)
     replace_synced(arguments.output_dir / "prompts.csv", prompts.encode())
     left_out = sorted({*(work.arguments.rewards or work.scale["rewards"])} - {*work.rewards()})
     for text in left_out:
@@ -279,7 +331,16 @@ def _run(work: Work) -> int:
     if arguments.plan or arguments.dry_run:
         return 0
     threads = 1 if arguments.scale == "tiny" else None
-    failures = train(runs, jobs=arguments.jobs, minutes=arguments.minutes, threads=threads)
+    note = arguments.output_dir / "asked.json"
+    is_new = not note.exists()
+    replace_synced(note, json.dumps(asked, indent=1).encode())
+    start = time.monotonic()
+    failures = train(runs[:1], jobs=1, minutes=arguments.minutes, threads=threads)
+    if failures and is_new:
+        note.unlink()  # nothing was made yet, so other settings may follow
+    if runs[0].is_finished:  # what its measurement lacks, every training would lack at its end
+        left = arguments.minutes and max(0.0, arguments.minutes - (time.monotonic() - start) / 60)
+        failures += train(runs[1:], jobs=arguments.jobs, minutes=left, threads=threads)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
     print(publish(PAPER, arguments.output_dir, runs, scale=arguments.scale), flush=True)
@@ -334,36 +395,66 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
     print(f"{disk / 1e9:,.0f} GB of checkpoints{end}")
 
 
-def _check_same(work: Work, prompts: str) -> None:
-    """Refuse to mix runs of other settings or prompts into one table; rows, seeds and launch may change."""
+def _content(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def _check_measuring(work: Work, num_prompts: int) -> None:
+    """Refuse what would fail at the measurement, after every training."""
+    if num_prompts < 2:
+        raise ValueError("--prompts_csv: intervals are over prompts, of which there must be at least 2.")
+    named = [text.partition("=") for text in work.arguments.rewards or ()]
+    for name, _, _ in named:
+        reward_class(name, "--rewards")
+    if absent := [path for _, _, path in named if path and not Path(path).exists()]:
+        raise ValueError(f"--rewards: there is nothing at '{absent[0]}'.")
+    if wrong := [word for word in work.arguments.sampling if "=" not in word]:
+        raise ValueError(f"--sampling: expected FLAG=VALUE, such as num_inference_steps=20; received {wrong[0]!r}.")
+    sampling = {word.partition("=")[0] for word in work.arguments.sampling}
+    if taken := {"output_path", "prompt", "prompts_csv", "model_path", "checkpoint_path"} & sampling:
+        raise ValueError(f"--sampling: {min(taken)} is set by this program.")
+
+
+def _check_same(work: Work, prompts: str) -> dict[str, Any]:
+    """Refuse to mix runs of other settings or prompts into one table; rows, seeds and launch may change.
+
+    Returns what is asked for, to be written down.
+    """
     arguments, path = work.arguments, work.arguments.output_dir / "asked.json"
     asked = {
-        "--config": [str(name) for name in arguments.config],
-        "flags": list(work.flags),
+        "--config": {str(name): _content(_absolute(name)) for name in arguments.config},
+        "flags": [f"{word} {_content(word)}" if Path(word).is_file() else word for word in work.flags],
         "--sampling": arguments.sampling,
         "prompts": prompts,
         "scripts/paper/tables.yaml": {name: work.scale[name] for name in work.scale if name != "rewards"},
     }
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"'{path}' is damaged ({error}), so nobody knows what these runs are: choose another folder."
+            ) from error
         if changed := [name for name, value in asked.items() if before.get(name) != value]:
             raise ValueError(
                 f"--output_dir: '{arguments.output_dir}' holds runs with other {', '.join(changed)}, which would stand "
                 "in one table with these. Choose another --output_dir, or give what it was begun with."
             )
-    if not (arguments.plan or arguments.dry_run):
-        replace_synced(path, json.dumps(asked, indent=1).encode())
+    return asked
 
 
 def _prompts(work: Work) -> tuple[str, int]:
     """Return the CSV of the held-out prompts that every row is measured on, and how many there are."""
     source = Path(_absolute(work.arguments.prompts_csv or work.scale["prompts"]))
-    read_prompts([source])
-    with source.open(encoding="utf-8-sig", newline="") as file:
-        header, *rows = [row for row in csv.reader(file) if row]
+    rows = [row for _, row in rows_of_csv(source)]
+    for row, prompt in zip(rows, read_prompts([source]), strict=True):
+        if prompt.ref_image_path:  # the copy lies elsewhere
+            row["ref_image_path"] = str(Path(prompt.ref_image_path).resolve())
     rows = rows[: None if work.arguments.prompts_csv else work.scale.get("num_prompts")]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue(), len(rows)
 
 

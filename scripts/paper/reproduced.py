@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic_core import to_json
 
-from hyvideo.data.files import replace_synced
+from hyvideo.config.outside import complain
+from hyvideo.data.files import remove, replace_synced
 from hyvideo.evaluation.comparison import OVERALL
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
+from hyvideo.evaluation.scored_files import SCORES
 from hyvideo.observability.metrics import read_rows
 from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
 from scripts.paper.study import OPEN, verdict
@@ -38,7 +40,7 @@ def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.
     found: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     for run in (run for run in runs if run.is_finished):
         of_videos: dict[str, dict[str, float | None]] = {}
-        for line in (run.measured / run.name / "evaluation_scores.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (run.measured / run.name / SCORES).read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             of_videos.setdefault(row["video"], {}).update(row["scores"])
         videos = [of_videos[name] for name in sorted(of_videos)]
@@ -47,6 +49,16 @@ def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.
             metrics = {OVERALL: metrics["VQ"] + metrics["MQ"] + metrics["TA"], **metrics}
         found.setdefault(run.row, {})[run.seed] = metrics
     return found
+
+
+def _unscored(scores: Scores) -> dict[str, tuple[int, int]]:
+    """Return row -> (videos without a score by some metric, videos) for the rows that have such."""
+    counts = {}
+    for row, seeds in scores.items():
+        missing = [np.isnan(np.stack([*metrics.values()])).any(0) for metrics in seeds.values()]
+        if number := int(np.concatenate(missing).sum()):
+            counts[row] = (number, sum(map(len, missing)))
+    return counts
 
 
 def mean_of(scores: Scores, row: str, metric: str) -> Interval | None:
@@ -93,7 +105,10 @@ def publish(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]", *, 
         name for name in paper["columns"] if any(name in of for seeds in scores.values() for of in seeds.values())
     ]
     rows = ["base", *dict.fromkeys(run.row for run in runs if run.row != "base")]
-    table = [_row(paper, scores, row, metrics, scale) for row in rows]
+    without = _unscored(scores)
+    for row, (missing, videos) in without.items():
+        complain(f"WARNING: {row}: {missing} of {videos} videos have no score by some metric; its mean is of the rest.")
+    table = [_row(paper, scores, row, metrics, scale) | {"unscored": without.get(row)} for row in rows]
     claims = [_claim(scores, claim, metrics) for claim in paper["claims"]]
     rates = _studies(paper, out, runs)
     found = {
@@ -130,6 +145,8 @@ def label_of(paper: Mapping[str, Any], row: str) -> tuple[str, str, str]:
 
 def _row(paper: Mapping[str, Any], scores: Scores, row: str, metrics: Sequence[str], scale: str) -> dict[str, Any]:
     method, strategy, setting = label_of(paper, row)
+    if row == "base" and scale == "tiny":
+        method = "the bundled model"
     published = dict(zip(paper["columns"], paper["table2"].get(row, []), strict=False))
     base = dict(zip(paper["columns"], paper["table2"]["base"], strict=True))
     cells = {}
@@ -179,17 +196,22 @@ def _studies(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]") ->
         votes = study.with_name(f"{study.name}.votes")
         if paper["shown"] in first and baseline in first:
             named = [(row, first[row].measured / first[row].name) for row in (paper["shown"], baseline)]
-            if not study.exists():
+            key = study.with_name(f"{study.name}.key.json")
+            if not (key.is_file() and (study / "index.html").is_file()):  # one that was interrupted is begun again
+                remove(study)
+                key.unlink(missing_ok=True)
                 models = read_models(named)
                 write_study(study, models, num_pairs=min(32, len(models[0].videos)))
                 votes.mkdir(exist_ok=True)
-            if files := sorted(votes.glob("*.json")):
-                for rate in win_rates(study.with_name(f"{study.name}.key.json"), read_votes(files)):
-                    is_first = rate.first == paper["shown"]
-                    low, high = (rate.low, rate.high) if is_first else (1 - rate.high, 1 - rate.low)
-                    rates[rate.criterion] = Interval(
-                        rate.rate if is_first else 1 - rate.rate, low, high, rate.num_pairs
-                    )
+            try:
+                counted = win_rates(key, read_votes(files)) if (files := sorted(votes.glob("*.json"))) else []
+            except ValueError as error:
+                complain(f"reproduce: the votes in '{votes}' are left out: {error}")
+                counted = []
+            for rate in counted:
+                is_first = rate.first == paper["shown"]
+                low, high = (rate.low, rate.high) if is_first else (1 - rate.high, 1 - rate.low)
+                rates[rate.criterion] = Interval(rate.rate if is_first else 1 - rate.rate, low, high, rate.num_pairs)
         method, strategy, _ = label_of(paper, baseline)
         found.append(
             {

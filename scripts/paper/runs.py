@@ -27,7 +27,7 @@ class Trained(Protocol):
         """Whether nothing is left to do."""
 
     def commands(self) -> list[list[str]]:
-        """Return the command lines that make or continue it, one after the other."""
+        """Return the command lines that are left, one after the other; the last one measures it and saves nothing."""
 
     def tidy(self) -> None:
         """Remove what a finished run needs no longer."""
@@ -39,12 +39,12 @@ class _Training:
     def __init__(self, run: Trained, lock: TextIOWrapper, threads: int | None) -> None:
         self.run, self._lock = run, lock
         self._environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-        self._left = run.commands()
-        self._start()
+        self._start(run.commands())
 
-    def _start(self) -> None:
+    def _start(self, left: list[list[str]]) -> None:
+        self._num_left = len(left)
         self.process = subprocess.Popen(
-            self._left.pop(0),
+            left[0],
             stdout=self._lock,
             stderr=subprocess.STDOUT,
             env=self._environment,
@@ -53,13 +53,21 @@ class _Training:
         )
 
     def is_over(self, *, asked_to_stop: bool) -> bool:
-        """Whether its last command has ended, or one failed; starts the next command otherwise."""
+        """Whether its last command has ended, or one did not do all its work; starts the next command otherwise."""
         if (status := self.process.poll()) is None:
             return False
-        if status == 0 and self._left and not asked_to_stop:
-            self._start()
+        if status == 0 and not asked_to_stop and 0 < len(left := self.run.commands()) < self._num_left:
+            self._start(left)
             return False
         return True
+
+    def stop(self) -> None:
+        """Let a training save and stop; a measurement ends at once, with the programs that it started."""
+        with suppress(ProcessLookupError):
+            if self._num_left > 1:
+                self.process.send_signal(signal.SIGTERM)
+            else:
+                os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self, *, asked_to_stop: bool) -> str | None:
         """Wait for the end and tidy up; returns what went wrong, if anything did.
@@ -72,7 +80,10 @@ class _Training:
             self.run.tidy()
             return None
         stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
-        return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"
+        if stopped or (asked_to_stop and status == 0):
+            return None
+        ended = f"status {status}" if status else "it ended before its work was done"
+        return f"{ended}, see {log_of(self.run)}"
 
 
 def log_of(run: Trained) -> Path:
@@ -102,20 +113,23 @@ def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None, t
     if waiting and minutes != 0:
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
     with StopSignal().listening() as stop:
-        while active or waiting:
-            if _is_over(stop, deadline):
-                waiting.clear()
-                _ask_to_stop(active)
-            while waiting and len(active) < jobs:
-                active += _start(waiting.pop(0), threads)
-            over = _is_over(stop, deadline)
-            for training in [training for training in active if training.is_over(asked_to_stop=over)]:
-                active.remove(training)
-                failure = training.close(asked_to_stop=over)
-                failures += [f"{training.run.folder.name}: {failure}"] if failure else []
-                state = "failed" if failure else "finished" if training.run.is_finished else "stopped"
-                print(f"{state}: {training.run.folder.name}; {len(waiting) + len(active)} to go", flush=True)
-            time.sleep(_LOOK_EVERY_SECONDS)
+        try:
+            while active or waiting:
+                if _is_over(stop, deadline):
+                    waiting.clear()
+                    _ask_to_stop(active)
+                while waiting and len(active) < jobs:
+                    active += _start(waiting.pop(0), threads)
+                over = _is_over(stop, deadline)
+                for training in [training for training in active if training.is_over(asked_to_stop=over)]:
+                    active.remove(training)
+                    failure = training.close(asked_to_stop=over)
+                    failures += [f"{training.run.folder.name}: {failure}"] if failure else []
+                    state = "failed" if failure else "finished" if training.run.is_finished else "stopped"
+                    print(f"{state}: {training.run.folder.name}; {len(waiting) + len(active)} to go", flush=True)
+                time.sleep(_LOOK_EVERY_SECONDS)
+        finally:
+            _ask_to_stop(active)  # none is left, unless one could not be started
     return failures
 
 
@@ -127,16 +141,19 @@ def _start(run: Trained, threads: int | None) -> list[_Training]:
     """Start a training; none when another command holds it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(run).open("a", encoding="utf-8")
-    with suppress(BlockingIOError):
+    try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return [_Training(run, log, threads)]
+        if not run.is_finished:  # another command may have finished it since
+            return [_Training(run, log, threads)]
+    except BlockingIOError:
+        print(f"left to the command that is at it: {run.folder.name}", flush=True)
     log.close()
     return []
 
 
 def _ask_to_stop(active: list[_Training]) -> None:
-    """Send every training one SIGTERM, and wait for them."""
+    """Stop all, and wait for them."""
     for training in active:
-        training.process.send_signal(signal.SIGTERM)
+        training.stop()
     for training in active:
         training.process.wait()

@@ -46,29 +46,28 @@ class Study:
         title: heading of its section.
         describe: markdown that says what is seen and how it was made.
         claims: the claims it tests.
-        draw: the picture of what was found; None where the table says it all.
+        draw: the picture of what was found.
     """
 
     name: str
     title: str
     describe: Callable[[Mapping[str, Any]], str]
     claims: Callable[[Mapping[str, Any]], Sequence[Claim]]
-    draw: Callable[[Mapping[str, Any]], Figure] | None = None
+    draw: Callable[[Mapping[str, Any]], Figure]
 
     def section(self, found: Mapping[str, Any]) -> str:
         """The markdown of its section of the document; its verdicts are in the table of all claims."""
         source = f"`python -m scripts.paper.{self.name}` ([raw numbers](claims/{self.name}.json))"
-        picture = [f"![{self.title}](claims/{self.name}.png)"] if self.draw else []
+        picture = f"![{self.title}](claims/{self.name}.png)"
         heading = f'<a id="{self.name}"></a>\n\n## {self.title}'
-        return "\n\n".join([heading, *picture, self.describe(found), source])
+        return "\n\n".join([heading, picture, self.describe(found), source])
 
     def publish(self, found: Mapping[str, Any], docs: Path = DOCS) -> None:
         """Write picture, raw numbers, section and the table of claims below `docs`, and print the paragraph."""
         rounded = _rounded({**found, "claims": [asdict(claim) for claim in self.claims(_rounded(found))]})
         folder = docs / "claims"
         folder.mkdir(parents=True, exist_ok=True)
-        if self.draw:
-            self.draw(rounded).savefig(folder / f"{self.name}.png", dpi=110)
+        self.draw(rounded).savefig(folder / f"{self.name}.png", dpi=110)
         text = json.dumps(rounded, indent=1, allow_nan=False)  # then the innermost lists and mappings on one line each
         text = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s+", " ", match.group()), text)
         (folder / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")

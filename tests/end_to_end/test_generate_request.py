@@ -72,7 +72,7 @@ def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     made = ask(**release, enable_cache=True, use_sageattn="off", dtype="fp32", image_path="none")
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
     expected = ["--enable_cache has no effect: every step is", "--dtype has no effect: a GPU computes in bfloat16"]
-    expected += ["The release makes super resolution by default", "--valid_video_csv: there is no file 'no.csv'"]
+    expected += ["The release sharpens videos by default (super", "--valid_video_csv: there is no file 'no.csv'"]
     for line, start in zip(capsys.readouterr().err.splitlines(), expected, strict=True):
         assert line.startswith(f"generate.py: {start}")
     with pytest.raises(ValueError, match="720p_t2v_distilled"):

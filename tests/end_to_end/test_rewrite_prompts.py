@@ -18,7 +18,8 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
     prompts.write_text('prompt,seed\n"a cat, grey",3\n"a shop window says ""OPEN""",\n')
     model = write_vision_language_model(tmp_path / "model", "qwen2_5_vl")
     lost = "A shop window at dusk without a word."
-    app = chat_app(model, replies=[f"{LONG}\n", lost, "", "word " * 400, SIGN])
+    thinking = "<think>Okay, the user wants a cat"
+    app = chat_app(model, replies=[f"<think>a wall?</think>{LONG}\n", lost, thinking, "word " * 400, SIGN])
     with serving(app) as url:
         command = ["--prompts_csv", str(prompts), "--output", str(output), "--server", f"{url}/v1", "--model", "tiny"]
         command += ["--in_flight", "1"]
@@ -30,6 +31,10 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
     rows = [row for _, row in rows_of_csv(output)]
     assert rows[0] == {"prompt": LONG, "seed": "3", "original_prompt": "a cat, grey"}
     assert rows[1] == {"prompt": SIGN, "seed": "", "original_prompt": 'a shop window says "OPEN"'}
+    mine = tmp_path / "mine.csv"
+    mine.write_text("prompt\nmy own prompt\n")
+    assert main([*command[:3], str(mine), *command[4:]]) == 2 and mine.read_text() == "prompt\nmy own prompt\n"
+    assert "has 1 rows that are not of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--prompts_csv", str(prompts)])
     assert "needed: --output, --server, --model" in capsys.readouterr().err

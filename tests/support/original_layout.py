@@ -106,6 +106,55 @@ def save_original_model(root: Path) -> Path:
     return root
 
 
+def save_super_resolution(root: Path) -> Path:
+    """Add the second transformer and the upsampler of 480p to the model at `root`."""
+    channels = tiny_model.LATENT_CHANNELS
+    version, changes = "720p_sr_distilled", {"in_channels": 3 * channels + 2, "use_meanflow": True}
+    transformer = tiny_model.build_transformer(7, num_refiner_layers=2, target_size=960, **changes)
+    config = transformer_config_json(transformer.config)
+    config |= {"concat_condition": False, "in_channels": 3 * channels + 2}
+    config |= {"ideal_resolution": "720p", "ideal_task": None}
+    folder = _folder(root / "transformer" / version, config)
+    save_shards(folder, original_transformer_tensors(transformer.state_dict()), 1)
+    save_upsampler(root / "upsampler" / version, "SRTo720pUpsampler", hidden_channels=6, num_blocks=2)
+    return root
+
+
+def save_upsampler(folder: Path, name: str, **settings: Any) -> dict[str, Tensor]:
+    """Write a random latent upsampler with the authors' names; returns its tensors."""
+    channels, tensors, generator = tiny_model.LATENT_CHANNELS, {}, torch.Generator().manual_seed(1)
+
+    def add(name: str, into: int, out: int, size: int = 3) -> None:
+        scale = (into * size**3) ** -0.5
+        tensors[f"{name}.weight"] = torch.randn(out, into, size, size, size, generator=generator) * scale
+        tensors[f"{name}.bias"] = torch.randn(out, generator=generator) * 0.1
+
+    config = {"_class_name": name, "out_channels": channels, **settings}
+    if name == "SRTo720pUpsampler":
+        config["in_channels"], hidden = channels, settings["hidden_channels"]
+        add("in_conv.conv", channels, hidden)
+        for block in range(settings["num_blocks"]):
+            for layer in (0, 2, 4):
+                add(f"blocks.{block}.block.{layer}.conv", hidden, hidden)
+        add("out_conv.conv", hidden, channels)
+    else:
+        config["z_channels"], width = channels, settings["block_out_channels"][0]
+        add("conv_in.conv", channels, width)
+        for level, out in enumerate(settings["block_out_channels"]):
+            for block in range(settings["num_res_blocks"] + 1):
+                where = f"up.{level}.block.{block}"
+                for number, into in ((1, width), (2, out)):
+                    tensors[f"{where}.norm{number}.gamma"] = 1 + 0.1 * torch.randn(into, 1, 1, 1, generator=generator)
+                    add(f"{where}.conv{number}.conv", into, out)
+                if width != out:
+                    add(f"{where}.nin_shortcut", width, out, 1)
+                width = out
+        tensors["norm_out.gamma"] = 1 + 0.1 * torch.randn(width, 1, 1, 1, generator=generator)
+        add("conv_out.conv", width, channels)
+    save_shards(_folder(folder, config), tensors, 1)
+    return tensors
+
+
 def save_shards(folder: Path, tensors: Mapping[str, Tensor], num_shards: int) -> None:
     """Write safetensors files as the hub has them: one, or several with their index."""
     if num_shards == 1:

@@ -74,6 +74,14 @@ def test_everything_for_a_version_is_fetched_after_its_size_is_said(project, ver
     assert calls.index("Qwen2.5-VL") < calls.index("KwaiVGI/VideoReward --local-dir w/VideoReward")
 
 
+@pytest.mark.parametrize(("version", "second"), [("480p_i2v", "720p_sr_distilled"), ("720p_t2v", "1080p_sr_distilled")])
+def test_what_sharpens_a_versions_videos_is_fetched_on_request(project, version, second):
+    told = run(project, "--all", version, "--sr", "--dry-run").stdout
+    assert f"--include transformer/{second}/\\* --include upsampler/{second}/\\* --local-dir ./ckpts" in told
+    assert ("96 GB in all" if "i2v" in version else "95 GB in all") in told
+    assert "--sr goes with --all VERSION" in run(project, "--sr").stderr
+
+
 def test_all_needs_the_program_for_the_glyph_encoder_before_anything_is_fetched(project: Path):
     finished = run(project, "--all", "480p_t2v", MODELSCOPE="no-such-program")
     assert finished.returncode == 1 and "pip install modelscope" in finished.stderr

@@ -136,9 +136,10 @@ class _Message(BaseModel):
 
 
 class Choice(BaseModel):
-    """What is read of one choice of an answer: the text, and the likeliest tokens at each place."""
+    """What is read of one choice of an answer: the text, why it ends, and the likeliest tokens at each place."""
 
     message: _Message = _Message()
+    finish_reason: str | None = None
     logprobs: _LogProbs | None = None
 
 
