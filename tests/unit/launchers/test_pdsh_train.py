@@ -112,8 +112,7 @@ def test_hostile_paths_and_flags_reach_every_node_unchanged(project):
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         words = got(project, rank)
-        assert words[-2 - len(HOSTILE) : -2] == HOSTILE
-        assert words[words.index("--output_dir") + 1] == folder
+        assert words[-2 - len(HOSTILE) : -2] == HOSTILE and words[words.index("--output_dir") + 1] == folder
         assert f"--log_dir={folder}/logs/node_{rank}" in words and "GIVEN=a'b %h $x" in words
         assert (project / folder / "logs" / f"node_{rank}").is_dir()
 
@@ -189,21 +188,27 @@ def test_an_invalid_host_name_is_refused(project, node):
     assert not list(project.glob("got.*"))
 
 
+EMPTY = (
+    "the node list is empty: set NODE_IP_LIST, for example to 10.0.0.1,10.0.0.2, or HOSTFILE to a file with one node"
+)
+WRONG = [
+    ("STOP_GRACE", "soon", "STOP_GRACE must be a whole number from 0 to 31536000"),
+    ("PASS_ENV", "NO_SUCH_NAME", "PASS_ENV names 'NO_SUCH_NAME'"),
+    ("PASS_ENV", "HOME[$(touch${IFS}ran)]", "each of PASS_ENV must be the name of a variable"),
+    ("PASS_ENV", "HOME\n\x1b]0;owned\x07", "received '?]0;owned?'"),
+]
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
         ("NODE_IP_LIST", "node1:2,node1:4", "'node1' twice"),
-        ("NODE_IP_LIST", "", "the node list is empty"),
-        ("NODE_IP_LIST", " , ,\n", "the node list is empty"),
+        *(("NODE_IP_LIST", empty, EMPTY) for empty in ("", " , ,\n")),
         ("HOSTFILE", "no such file", "cannot read 'no such file'"),
         ("HOSTFILE", "pipe", "HOSTFILE: cannot read"),  # and is not waited for
-        ("STOP_GRACE", "soon", "STOP_GRACE must be a whole number from 0 to 31536000"),
-        ("PASS_ENV", "NO_SUCH_NAME", "PASS_ENV names 'NO_SUCH_NAME'"),
-        ("PASS_ENV", "HOME[$(touch${IFS}ran)]", "each of PASS_ENV must be the name of a variable"),
-        ("PASS_ENV", "HOME\n\x1b]0;owned\x07", "received '?]0;owned?'"),
+        *(pytest.param(*case, marks=needs_pdsh) for case in WRONG),
     ],
 )
-@needs_pdsh
 def test_an_invalid_setting_or_list_of_nodes_is_refused(project, setting, value, words):
     os.mkfifo(project / "pipe")
     result = launch(project, **{setting: value})
