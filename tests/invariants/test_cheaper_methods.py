@@ -56,10 +56,8 @@ def noisy_steps_of(rollout: Rollout) -> torch.Tensor:
     return (rollout.latents[:, 1:] != rollout.means).flatten(2).any(2)
 
 
-NOISY = {
-    "first steps": [[True, True, False, False]] * 2,
-    "sliding": [[True, True, False, False], [False, True, True, False]],
-}
+BEGINS, THEN = [True, True, False, False], [False, True, True, False]
+NOISY = {"first steps": [BEGINS, BEGINS], "sliding": [BEGINS, THEN]}
 """Which steps of the two rounds are in the window."""
 
 

@@ -9,23 +9,15 @@ import torch
 from benchmarks.plain_loop import make_round
 from hyvideo.algorithms.algorithm import Evaluations
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import value_of
 from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
 DEFAULTS = Config()
-NUM_STEPS = DEFAULTS.rollout.grpo_sampling_steps
 NUM_VIDEOS = DEFAULTS.grpo.num_generations
-METHOD = {
-    "grpo_sampling_steps": NUM_STEPS,
-    "cfg_scale": DEFAULTS.rollout.cfg_scale,
-    "rollout_micro_batch_size": DEFAULTS.rollout.rollout_micro_batch_size,
-    "num_generations": DEFAULTS.grpo.num_generations,
-    "batch_size": NUM_VIDEOS,
-    "mini_batch_size_per_update": DEFAULTS.grpo.mini_batch_size_per_update,
-    "updates_per_rollout": DEFAULTS.grpo.updates_per_rollout,
-    "update_ref_model_step": DEFAULTS.kl.update_ref_model_step,
-    "offload": DEFAULTS.parallel.offload,
-}
+NAMES = "grpo_sampling_steps cfg_scale rollout_micro_batch_size num_generations mini_batch_size_per_update offload"
+METHOD = {name: value_of(DEFAULTS, name) for name in f"{NAMES} updates_per_rollout update_ref_model_step".split()}
+METHOD["batch_size"] = NUM_VIDEOS
 """The default method on one process: one prompt and its group of four videos per round."""
 
 

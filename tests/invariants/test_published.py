@@ -30,9 +30,7 @@ def test_the_config_file_names_every_behaviour():
 
 @pytest.mark.parametrize("published", [[], ["flow_kl"]], ids=str)
 @pytest.mark.parametrize("sde_type", ["flow_grpo", "sage_grpo"])
-def test_the_kl_of_flow_grpo_leaves_the_steps_size_out_of_its_variance(
-    make_training: Make, sde_type: str, published: list[str]
-):
+def test_the_kl_of_flow_grpo_leaves_the_steps_size_out_of_its_variance(make_training, sde_type, published):
     training = make_training(sde_type=sde_type, eta=0.5, published=published or None)
     trajectory = collect_round(training)
     apart = replace(training.algorithm.compare(trajectory), anchor_means=trajectory.rollout.means + 0.1)

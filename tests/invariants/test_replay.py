@@ -32,15 +32,11 @@ def test_equal_micro_batches_replay_exactly(make_training: Callable[..., Run], s
     assert replay(make_training(**settings)) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("sde_type", "rollout", "replayed"), [*((name, 1, 4) for name in SAMPLERS), (SAMPLERS[0], 0, 3)]
-)
+@pytest.mark.parametrize(("sde_type", "rollout", "replayed"), [*((one, 1, 4) for one in SAMPLERS), (SAMPLERS[0], 0, 3)])
 def test_other_micro_batches_replay_to_rounding(make_training, sde_type: str, rollout: int, replayed: int):
-    ratio_deviation, mean_error = replay(
-        make_training(sde_type=sde_type, rollout_micro_batch_size=rollout, mini_batch_size_per_update=replayed)
-    )
-    assert mean_error <= 1e-4
-    assert ratio_deviation <= 1e-5
+    sizes = {"rollout_micro_batch_size": rollout, "mini_batch_size_per_update": replayed}
+    ratio_deviation, mean_error = replay(make_training(sde_type=sde_type, **sizes))
+    assert mean_error <= 1e-4 and ratio_deviation <= 1e-5
 
 
 @pytest.mark.parametrize("sde_type", SAMPLERS)
