@@ -4,8 +4,6 @@ Both numbers are those that a run logs before the first update of a round: `rati
 |ratio - 1|, `replay/mean_error` the largest |mean - rollout's mean| in units of the transition's std.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ OTHERS = ({}, {"use_lora": True})
 
 
 @pytest.mark.parametrize("settings", [*({"sde_type": name, "cfg_scale": 4.0} for name in SAMPLERS), *OTHERS], ids=str)
-def test_equal_micro_batches_replay_exactly(make_training: Callable[..., Run], settings: dict):
+def test_equal_micro_batches_replay_exactly(make_training, settings: dict):
     assert replay(make_training(**settings)) == (0.0, 0.0)
 
 

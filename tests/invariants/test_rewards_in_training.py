@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,13 +12,12 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.text_rendering import TextRendering
-from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 from tests.support.reward_server import Faulty, requests_limited, serving
 
 
 @pytest.fixture
-def trained(make_training: Callable[..., Run]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
+def trained(make_training):
     """Train with the given settings: its rows and one of its weights."""
 
     def train(**settings: object) -> tuple[list[dict[str, float]], torch.Tensor]:
