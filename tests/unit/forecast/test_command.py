@@ -74,8 +74,7 @@ def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is
     ],
 )
 def test_what_cannot_be_forecast_is_refused(flags, told, capsys):
-    assert main(flags) == 2
-    assert told in capsys.readouterr().err
+    assert main(flags) == 2 and told in capsys.readouterr().err
 
 
 def a_forecast(**changes: object) -> Forecast:

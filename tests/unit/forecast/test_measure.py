@@ -1,7 +1,6 @@
 """The forecast: what it measures in closed form, and that a training is afterwards what it was."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,25 +10,20 @@ from scipy.integrate import solve_ivp
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.training.run import Run
 from scripts.forecast import measure
 from scripts.forecast.measure import Agreement, GradientCollector, measure_gradients, outlook_of, walk
 from tests.support.equal_runs import assert_same
 from tests.support.training import ALGORITHMS, PROMPTS, collect_round, weights_of
-
-Make = Callable[..., Run]
 
 
 def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
     def gain(signal: float, spoilt: float, most: float) -> float:
         return measure.expected_gain(signal, lambda square: spoilt * square, most)
 
-    assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3)
-    assert gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
+    assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3) and gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
     walked = 3**0.5 * math.tanh(3**0.5 / 2 + math.atanh(3**-0.5)) - 1  # solves x' = 1 - x (1 + x / 2)
     assert gain(2.0, 1.0, 2.0) == pytest.approx(2.0 * (1 - math.exp(-1)) - walked, abs=2e-3)
-    assert gain(0.0, 1.0, 2.0) == pytest.approx(-1.0)
-    assert gain(-0.5, 1.0, 2.0) == pytest.approx(-1.5)
+    assert gain(0.0, 1.0, 2.0) == pytest.approx(-1.0) and gain(-0.5, 1.0, 2.0) == pytest.approx(-1.5)
     assert gain(0.5, 0.1, 0.0) == pytest.approx(0, abs=1e-9)
 
 
@@ -116,7 +110,7 @@ def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training: Make, method: str):
+def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
     algorithm, before = training.algorithm, weights_of(training)
     rounds, config = [collect_round(training) for _ in range(2)], training.config
@@ -134,7 +128,7 @@ def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_traini
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: str):
+def test_a_gradient_that_is_not_finite_is_refused(make_training, method: str):
     training = make_training(**ALGORITHMS[method])
     own, trajectory = training.algorithm.optimization, collect_round(training)
     trajectory.rollout.latents[0].fill_(math.nan)
@@ -143,7 +137,7 @@ def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: s
     assert training.algorithm.optimization is own and all(weight.grad is None for weight in own.parameters.values())
 
 
-def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training: Make):
+def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training):
     training = make_training(**ALGORITHMS["nft"])
     list(training.algorithm.updates(collect_round(training)))  # after it the old policy differs from the policy
     trajectory = collect_round(training)
@@ -151,7 +145,7 @@ def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algor
     assert_same(first, second)
 
 
-def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
+def test_trial_steps_go_down_the_loss_first_and_then_up(make_training, monkeypatch):
     """Where the weights are, whenever held-out videos are sampled."""
     training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
     seen, sample = [], type(training.validation).sample
@@ -173,7 +167,7 @@ def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, mon
             torch.testing.assert_close(moved[large], (sign * length * gradient.sign())[large], rtol=2e-3, atol=1e-6)
 
 
-def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
+def test_a_forecast_leaves_the_policy_as_it_was(make_training):
     training = make_training(validation_interval=2)
     before, said = weights_of(training), []
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
