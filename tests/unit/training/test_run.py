@@ -3,6 +3,7 @@
 import math
 import signal
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from post_train import report
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
 from tests.support.training import arguments, collect_round, training_of, weights_of
+
+Patch = pytest.MonkeyPatch
+Make = Callable[..., Run]
 
 
 def saved_steps(training: Run) -> list[str]:
@@ -80,7 +84,7 @@ def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_traini
         assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
 
 
-def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training, monkeypatch):
+def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: Make, monkeypatch: Patch):
     training = make_training(updates_per_rollout=2, max_steps=100)
     log = training.journal.metrics.log
 
