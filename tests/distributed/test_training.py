@@ -36,6 +36,7 @@ NUM_VIDEOS = 4
 RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
 TWO_UPDATES = {"updates_per_rollout": 2, "grpo_sampling_steps": 4, "max_steps": 4}
+WINDOWS = {"sde_window": "per_group", "sde_window_size": 2, "update_ref_model_step": 4, "learning_rate": 1e-3}
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": ALGORITHMS["grpo"],
     "full": {},
@@ -44,23 +45,20 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
     "muon, adapter": {"use_muon": True, "use_lora": True},
-    "two updates in windows": {
-        **TWO_UPDATES,
-        **{"sde_window": "per_group", "sde_window_size": 2, "update_ref_model_step": 4},
-        **{"learning_rate": 1e-3, "kl_weight": 1.0, "max_grad_norm": 10.0},
-    },
+    "two updates in windows": {**TWO_UPDATES, **WINDOWS, "kl_weight": 1.0, "max_grad_norm": 10.0},
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
     "nft, two updates": {**ALGORITHMS["nft"], **TWO_UPDATES, "timestep_fraction": 0.5, "max_grad_norm": 100.0},
 }
 
 FSDP = {"enable_fsdp": True}
+ON_TWO = {**FSDP, "batch_size": 2}
 SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
 ACCUMULATED = {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2}
 COPIES_OF_PAIRS = {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2}
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
-    "dp": ("grpo", {**FSDP, "batch_size": 2}),
+    "dp": ("grpo", ON_TWO),
     "sp": ("grpo", SP_2),
     "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
         "guidance",
@@ -76,20 +74,14 @@ FOUR_RANKS: Cases = {
 }
 MORE_ON_TWO: Cases = {
     "dp, weights whole": ("full", {"batch_size": 2}),
-    "dp, weights in host memory": (
-        "full",
-        {**FSDP, "batch_size": 2, "cpu_offload": True, "reference_mode_offload": True},
-    ),
+    "dp, weights in host memory": ("full", {**ON_TWO, "cpu_offload": True, "reference_mode_offload": True}),
     "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
-    "dp, lora": ("lora", {**FSDP, "batch_size": 2}),
-    "dp, muon": ("muon, adapter", {**FSDP, "batch_size": 2}),
+    "dp, lora": ("lora", ON_TWO),
+    "dp, muon": ("muon, adapter", ON_TWO),
 }
 MORE_ON_FOUR: Cases = {
     "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
-    "copies x sp, no product recomputed": (
-        "guidance",
-        {**COPIES_OF_PAIRS, "activation_checkpointing": "elementwise"},  # as the recipes
-    ),
+    "copies x sp, no product recomputed": ("guidance", COPIES_OF_PAIRS | {"activation_checkpointing": "elementwise"}),
     "copies, muon": ("muon", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
 }
 
@@ -102,11 +94,7 @@ class Recording:
     """
 
     def __init__(self, training: Run) -> None:
-        self.rows: list[dict[str, float]] = []
-        self.trajectories: list[dict[str, Tensor]] = []
-        self.gradients: list[dict[str, Tensor]] = []
-        self.in_shards: list[bool] = []
-        self.decoded: list[int] = []
+        self.rows, self.trajectories, self.gradients, self.in_shards, self.decoded = [], [], [], [], []
         self._training = training
         for optimizer in training.algorithm.optimization.optimizers:
             optimizer.register_step_pre_hook(self._keep_gradients)
@@ -146,13 +134,11 @@ class Recording:
 
 
 def record_alone(argv: list[str], path: str) -> None:
-    """Run in one process and keep what it computed in a file."""
     recording = vars(Recording(training_of(argv)))
     torch.save({name: recording[name] for name in ("rows", "trajectories", "gradients", "weights")}, path)
 
 
 def relative(received: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
     scale = float(expected.double().norm())
     error = float((received.double() - expected.double()).norm())
     return error / scale if scale else error
@@ -168,13 +154,8 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     most = -(-blocks // training.mesh.sp_size) * training.policy.videos_at_once
     assert 0 < max(gather(max(received.decoded))) <= most
     own = training.rounds.layout.positions(training.mesh.dp_rank)
-    errors = {
-        name: max(
-            relative(r[name], e[name][own])
-            for r, e in zip(received.trajectories, expected["trajectories"], strict=True)
-        )
-        for name in expected["trajectories"][0]
-    }
+    rounds = list(zip(received.trajectories, expected["trajectories"], strict=True))
+    errors = {name: max(relative(r[name], e[name][own]) for r, e in rounds) for name in rounds[0][1]}
     pairs = list(zip(received.gradients, expected["gradients"], strict=True))
     assert all(r.keys() == e.keys() for r, e in pairs)
     errors["gradients"] = max(relative(r[name], e[name]) for r, e in pairs for name in e)
@@ -184,18 +165,13 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     kinds = {"losses": ("loss/", "clip_fraction", "nft/"), "kl": ("kl/",), "norm": ("grad_norm",)}
     kinds["rewards"] = ("reward/", "valid/")
     for kind, prefixes in kinds.items():
-        of_kind = [
-            abs(r[name] - e[name]) / max(abs(e[name]), FLOORS.get(kind, 0.1))
-            for r, e in rows
-            for name in e
-            if name.startswith(prefixes)
-        ]
-        errors[kind] = max(of_kind, default=0.0)
+        of_kind = [(r[name], e[name]) for r, e in rows for name in e if name.startswith(prefixes)]
+        floor = FLOORS.get(kind, 0.1)
+        errors[kind] = max((abs(mine - theirs) / max(abs(theirs), floor) for mine, theirs in of_kind), default=0.0)
     return {name: max(others) for name, others in ((name, [e[name] for e in gather(errors)]) for name in errors)}
 
 
 def compare_all(cases: dict[str, tuple[list[str], str]]) -> dict[str, dict[str, float]]:
-    """Compare several runs in one launch."""
     return {name: compare(argv, path) for name, (argv, path) in cases.items()}
 
 
@@ -244,16 +220,9 @@ def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, 
     runs = {name: (run_of(method, **settings), recorded(method)) for name, (method, settings) in cases.items()}
     first, *others = run_on_ranks(world_size, compare_all, runs)
     assert all(other == first for other in others)
-    for name, errors in first.items():
-        print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
     assert first.keys() == cases.keys()
-    too_large = {
-        f"{name}: {kind}": error
-        for name, errors in first.items()
-        for kind, error in errors.items()
-        if not error <= SENSITIVE.get(kind, TOLERANCE)
-    }
-    assert too_large == {}
+    found = [(name, kind, error) for name, errors in first.items() for kind, error in errors.items()]
+    assert [one for one in found if not one[2] <= SENSITIVE.get(one[1], TOLERANCE)] == []
 
 
 def compare_offloaded(argv: list[str], path: str) -> dict[str, float]:

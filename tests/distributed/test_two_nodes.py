@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,9 @@ from tests.support.training import REPOSITORY, arguments
 
 ADDRESSES = {"grpo-test-a": "10.213.7.1", "grpo-test-b": "10.213.7.2"}
 """Namespace -> its address."""
+FIRST, SECOND = ADDRESSES
+UPDATES = 4
+pytestmark = pytest.mark.slow
 
 # The last two words are the host and the command, which sshd would give to the user's shell on that host.
 SSH = """#!/usr/bin/env bash
@@ -33,52 +35,36 @@ cd / && exec ip netns exec "$node" env -i PATH="$PATH" HOME="$HOME" sh -c "${@: 
 """
 
 
-def require_two_nodes() -> None:
-    """Skip the test where hosts cannot be made."""
-    missing = [name for name in ("pdsh", "ip") if shutil.which(name) is None]
-    if missing:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Make the hosts; yields the environment of a launch, in which ssh reaches them."""
+    if missing := [name for name in ("pdsh", "ip") if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)} (apt-get install pdsh iproute2)")
     if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to make network namespaces (root)")
-
-
-@contextmanager
-def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
-    """Make the hosts; yields the environment in which ssh reaches them.
-
-    Args:
-        folder: for the stand-in.
-    """
-    first, second = ADDRESSES
     _remove()
     try:
         for name in ADDRESSES:
             _ip("netns", "add", name)
-        _ip("link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
+        _ip("link", "add", "eth0", "netns", FIRST, "type", "veth", "peer", "name", "eth0", "netns", SECOND)
         for name, address in ADDRESSES.items():
             for command in (["addr", "add", f"{address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
                 _ip("-n", name, *command)
             _ip("-n", name, "link", "set", "lo", "up")
         cases = "\n".join(f"{address}) node={name} ;;" for name, address in ADDRESSES.items())
-        write_program(folder / "ssh", SSH % cases)
+        write_program(tmp_path / "ssh", SSH % cases)
         nodes = {"NODE_IP_LIST": ",".join(ADDRESSES.values()), "GLOO_SOCKET_IFNAME": "eth0"}
-        yield {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": os.environ["HOME"], **nodes}
+        python = {"PYTHON": sys.executable, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
+        yield {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": os.environ["HOME"], **nodes, **python}
     finally:
         _remove()
 
 
 def processes_of(node: str) -> list[int]:
-    """Return the process ids of a host."""
     return [int(line) for line in _ip("netns", "pids", node).split()]
 
 
-def cut_cable() -> None:
-    """Take the link between the hosts down."""
-    _ip("-n", next(iter(ADDRESSES)), "link", "set", "eth0", "down")
-
-
 def _remove() -> None:
-    """Remove the hosts, those that an aborted test left too."""
     existing = _ip("netns", "list").split()
     for name in ADDRESSES:
         if name in existing:
@@ -91,65 +77,33 @@ def _ip(*words: str) -> str:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
-pytestmark = pytest.mark.slow
-FIRST, SECOND = ADDRESSES
-UPDATES = 4
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a launch on two hosts."""
-    require_two_nodes()
-    with two_nodes(tmp_path) as environment:
-        yield environment | {"PYTHON": sys.executable, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
-
-
 class Launch:
-    """A running launcher of a run in `folder`."""
-
     def __init__(self, cluster: dict[str, str], folder: Path, root: Path, csv: Path, **settings: object) -> None:
         self.folder = folder
         chosen = {"config": None, "max_steps": UPDATES, "save_interval": 1, "batch_size": 1, **settings}
         flags = arguments(root, csv, folder, **chosen)
         environment = cluster | {"CONFIG": "configs/tiny.yaml", "OUTPUT_DIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-        self.process = subprocess.Popen(
-            [REPOSITORY / "run_post_train_multinode.sh", *flags, "--sp_size", "2", "--enable_fsdp", "true"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [REPOSITORY / "run_post_train_multinode.sh", *flags, "--sp_size", "2", "--enable_fsdp", "true"]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        self.process = subprocess.Popen(command, env=environment, **options)
 
     def rows(self) -> list[dict]:
-        """The metrics so far, without times."""
         return rows_of(self.folder) if (self.folder / "metrics.jsonl").exists() else []
 
     def wait_for_row(self, count: int) -> None:
-        """Wait until so many updates are made."""
         deadline = time.monotonic() + 900
         while len(self.rows()) < count:
             assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()[0]
             time.sleep(0.1)
 
     def end(self, timeout: float) -> tuple[int, str]:
-        """Return the status and what was printed."""
         output = self.process.communicate(timeout=timeout)[0]
         return self.process.returncode, output
 
 
-def logs_of(folder: Path) -> set[str]:
-    """Node and local rank of every log that is there."""
-    files = folder.glob("logs/*/node_*/*/attempt_*/*/stdout.log")
-    return {f"{path.parts[-5]}/{path.parts[-2]}" for path in files}
-
-
 @pytest.fixture
 def launch(cluster: dict[str, str], tmp_path: Path, tiny_root: Path, prompts_csv: Path):
-    """Start a run by its folder's name."""
-
     def start(name: str, environment: dict[str, str] | None = None, **settings: object) -> Launch:
-        """Start it, with more of an environment."""
         return Launch(cluster | (environment or {}), tmp_path / name, tiny_root, prompts_csv, **settings)
 
     return start
@@ -160,7 +114,8 @@ def test_a_killed_host_stops_all_and_a_restart_ends_as_if_nothing_had_happened(l
     status, output = undisturbed.end(1200)
     assert status == 0, output
     assert "dry run: 4 rank(s)" in output and len(undisturbed.rows()) == UPDATES
-    assert logs_of(undisturbed.folder) == {"node_0/0", "node_0/1", "node_1/0", "node_1/1"}
+    logs = undisturbed.folder.glob("logs/*/node_*/*/attempt_*/*/stdout.log")
+    assert {path.parts[-5] + path.parts[-2] for path in logs} == {"node_00", "node_01", "node_10", "node_11"}
 
     run = launch("a run with a 'quote' & 100%", {"PREFLIGHT": "0"})
     run.wait_for_row(2)
@@ -168,10 +123,8 @@ def test_a_killed_host_stops_all_and_a_restart_ends_as_if_nothing_had_happened(l
         os.kill(process, signal.SIGKILL)
     killed = time.monotonic()
     status, output = run.end(60)
-    took = time.monotonic() - killed
-    print(f"stopped {took:.1f} s after the host was killed")
+    assert time.monotonic() - killed < 30 and processes_of(FIRST) == []
     assert status != 0 and "stopping all nodes" in output, output
-    assert processes_of(FIRST) == [] and took < 30
     assert latest_checkpoint(run.folder / "checkpoints") is not None
 
     again = launch("a run with a 'quote' & 100%", {"PREFLIGHT": "0"})
@@ -183,9 +136,7 @@ def test_a_killed_host_stops_all_and_a_restart_ends_as_if_nothing_had_happened(l
 def test_a_cut_cable_stops_all_within_the_collective_timeout(launch):
     run = launch("run", {"PREFLIGHT": "0"}, collective_timeout=20)
     run.wait_for_row(1)
-    cut_cable()
-    cut = time.monotonic()
+    _ip("-n", FIRST, "link", "set", "eth0", "down")
     status, output = run.end(120)
-    print(f"stopped {time.monotonic() - cut:.1f} s after the cable was cut")
     assert status != 0, output
     assert processes_of(FIRST) == [] and processes_of(SECOND) == []

@@ -106,7 +106,5 @@ def refusals() -> list[str]:
 
 def test_heads_and_rows_that_do_not_divide_over_their_ranks_are_refused_instead_of_left_out():
     for of_heads, of_rows in run_on_ranks(2, refusals):
-        assert of_heads.startswith(
-            "2 ranks cannot share the 3 attention heads of this transformer: set sp_size so that"
-        )
+        assert of_heads.startswith("2 ranks cannot share the 3 attention heads of this transformer: set sp_size so")
         assert of_rows == "2 ranks share the rows of a batch, so it cannot have 3"

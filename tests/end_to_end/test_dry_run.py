@@ -1,7 +1,6 @@
 """`post_train.py --dry_run` finds what would stop a run, prints its plan, and leaves nothing behind."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +13,13 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.planning import preflight as module
 from hyvideo.planning.preflight import check_space, preflight
-from hyvideo.training.run import Run
 from tests.support.reward_server import serving
 from tests.support.rewards import Brightness
 from tests.support.training import PROMPTS, arguments, write_prompts
 
 
 @pytest.fixture
-def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., str]:
+def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
     def check(**settings: object) -> str:
         return preflight(load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings)))
 
@@ -39,8 +37,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(command_line, tiny_root,
 
 
 def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_root: Path, tmp_path: Path):
-    damaged = tmp_path / "damaged"
-    shutil.copytree(tiny_root, damaged)
+    damaged = shutil.copytree(tiny_root, tmp_path / "damaged")
     path = damaged / "transformer" / "config.json"
     path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
     with pytest.raises(ValueError, match="missing"):
@@ -74,23 +71,20 @@ def test_a_reward_server_is_asked_as_the_run_will(dry_run, tiny_root, prompts_cs
             dry_run(video_fps=12, **settings | {"reward_weights": '{"contrast": 1.0}'})
 
 
-def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training: Callable[..., Run]):
+def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training):
     training = make_training(max_steps=1)
     training.train()
     with pytest.raises(ValueError, match=r"eta is 0\.4, the checkpoint has 0\.5"):
         dry_run(resume_from_checkpoint=training.folder.checkpoints / "step_1", eta=0.4)
 
 
-def test_a_folder_that_cannot_be_written_is_named(dry_run, monkeypatch):
+def test_a_folder_that_cannot_be_written_or_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, tmp_path):
     def refuse(**keywords: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
-    with pytest.raises(PermissionError, match="Permission denied"):
+    with monkeypatch.context() as patch, pytest.raises(PermissionError, match="Permission denied"):
+        patch.setattr(module.tempfile, "TemporaryFile", refuse)
         dry_run()
-
-
-def test_a_folder_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(module, "SEEN_WITHIN", 0.0)
     exists = module.Path.exists
     monkeypatch.setattr(module.Path, "exists", lambda path: not path.name.startswith(".dry_run-") and exists(path))

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_leng
 
 
 @pytest.fixture
-def evaluate(
-    prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., int]:
+def evaluate(prompts_csv: Path, tmp_path: Path, command_line: CommandLine, monkeypatch):
     """Run it on four prompts with the moving-shapes reward; returns the exit status.
 
     generate.py is forked from a process that has imported it; test_checkpoint_names.py starts it as a user's call does.
@@ -75,8 +72,7 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".mp4", ".jsonl")}
     (folder / "evaluation.json").unlink()
     capfd.readouterr()
-    assert evaluate(*models, *SAMPLING) == 0
-    assert capfd.readouterr().err.count("is finished already") == 4
+    assert evaluate(*models, *SAMPLING) == 0 and capfd.readouterr().err.count("is finished already") == 4
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert json.loads((folder / "evaluation.json").read_text()) == result
 
@@ -89,8 +85,7 @@ def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(evaluate, tiny_ro
     made = {(video.prompt, video.seed) for video in read_scored_videos(videos)}
     assert made == {(text, seed) for text in PROMPTS for seed in (0, 1)}
     capfd.readouterr()
-    assert evaluate(*base) == 0
-    assert capfd.readouterr().err.count("is finished already") == 2 * len(PROMPTS)
+    assert evaluate(*base) == 0 and capfd.readouterr().err.count("is finished already") == 2 * len(PROMPTS)
 
 
 def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate):
@@ -153,8 +148,7 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(evaluate, greys, tin
 
 def test_damaged_videos_are_named_and_a_model_needs_a_name_and_a_folder(evaluate, greys, capsys):
     shutil.copy(__file__, greys / "0002.mp4")
-    assert evaluate("--videos", "greys", greys) == 2
-    assert "0002.mp4" in capsys.readouterr().err
+    assert evaluate("--videos", "greys", greys) == 2 and "0002.mp4" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         evaluate("--model", "alone")
     assert "--model takes NAME ROOT [TRAINED]; received alone" in capsys.readouterr().err
@@ -186,8 +180,7 @@ def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(evaluat
     assert "was made with the index 0, here its row has 1" in capsys.readouterr().err
     (greys / "0001.mp4").unlink()
     assert evaluate("--model", "base", tiny_root, "--videos", "greys", greys, *SAMPLING) == 2
-    assert not (tmp_path / "evaluation").exists()
-    assert "There is no video" in capsys.readouterr().err
+    assert not (tmp_path / "evaluation").exists() and "There is no video" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rows", "told"), [("", "no prompts"), ("alone\n", "at least 2")])
@@ -195,5 +188,4 @@ def test_too_few_prompts_are_said_before_a_reward_is_loaded(evaluate, monkeypatc
     (tmp_path / "few.csv").write_text(f"prompt\n{rows}")
     monkeypatch.setattr(program, "_build_reward", lambda *_: pytest.fail("a reward was loaded"))
     assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "few.csv") == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "evaluation").exists()
+    assert told in capsys.readouterr().err and not (tmp_path / "evaluation").exists()

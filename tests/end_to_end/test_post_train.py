@@ -35,14 +35,11 @@ def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, ti
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
-        assert row.keys() >= PUBLIC_KEYS
-        assert all(math.isfinite(row[name]) for name in PUBLIC_KEYS)
+        assert row.keys() >= PUBLIC_KEYS and all(math.isfinite(row[name]) for name in PUBLIC_KEYS)
     assert {row["ratio/max_deviation"] for row in rows} == {row["replay/mean_error"] for row in rows} == {0.0}
     assert load_saved_config(run / "config.yaml") == load_config(argv)
-    assert "step 3/3" in (run / "console.log").read_text()
-    assert "Traceback" not in first.stderr
-    assert list((run / "tb").glob("events*"))
-    assert latest_checkpoint(run / "checkpoints").name == "step_3"
+    assert "step 3/3" in (run / "console.log").read_text() and "Traceback" not in first.stderr
+    assert list((run / "tb").glob("events*")) and latest_checkpoint(run / "checkpoints").name == "step_3"
     assert len(list((run / "samples" / "step_3").glob("*.mp4"))) == 2
 
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

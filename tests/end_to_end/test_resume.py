@@ -39,8 +39,7 @@ def uninterrupted(train) -> list[Row]:
 @pytest.mark.parametrize("method", [MUCH, {"use_moving_KL": False}], ids=["most of it", "fixed anchor"])
 def test_a_resumed_run_is_the_uninterrupted_one(train, method: dict[str, Any]):
     whole = train("whole", max_steps=4, **method)
-    assert [row["step"] for row in whole] == [1, 2, 3, 4]
-    assert any(row["kl/position"] for row in whole)
+    assert [row["step"] for row in whole] == [1, 2, 3, 4] and any(row["kl/position"] for row in whole)
     assert len({row["grad_norm"] for row in whole}) == 4
     train("parts", max_steps=2, **method)
     assert train("parts", max_steps=4, resume_from_checkpoint="latest", **method) == whole

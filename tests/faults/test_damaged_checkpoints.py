@@ -73,12 +73,3 @@ def inject(checkpoint: Path, count: int) -> int:
 @pytest.mark.parametrize(("count", "least"), [(60, 50), pytest.param(5000, 4000, marks=pytest.mark.slow)])
 def test_damage_of_any_file_is_found_or_harmless(checkpoint: Path, count: int, least: int):
     assert inject(checkpoint, count) >= least
-
-
-@pytest.mark.parametrize("name", ["shard-00001-model-00001-of-00001.safetensors", "facts.json", MANIFEST])
-def test_a_lost_file_is_named_and_the_checkpoint_before_still_loads(checkpoint: Path, name: str):
-    (checkpoint / name).unlink()
-    with pytest.raises(ValueError, match=str(checkpoint.parent)):
-        load(checkpoint)
-    (checkpoint.parent / "latest").write_text("step_1")
-    load(checkpoint)

@@ -18,7 +18,7 @@ from hyvideo.checkpoint.tensors import verify_files
 from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.training.stop_signal import PREEMPTED
 from tests.support.command_line import Command, CommandLine, Finished
-from tests.support.equal_runs import assert_identical, rows_of, tensors_of
+from tests.support.equal_runs import assert_identical
 from tests.support.ranks import free_port, rank_environment
 from tests.support.rewards import BRIGHTNESS
 from tests.support.training import arguments
@@ -30,37 +30,23 @@ HANG = 240.0
 GRACE = 10.0
 """Seconds that the other ranks get when one has failed, before they are killed (torchrun's rule)."""
 
-SETTINGS = {
-    "enable_fsdp": True,
-    "use_lora": True,
-    "num_generations": 2,
-    "batch_size": 1,
-    "grpo_sampling_steps": 2,
-    "rollout_micro_batch_size": 1,
-    "mini_batch_size_per_update": 1,
-    "save_interval": 1,
-    "keep_last": 3,
-    "reward_model": BRIGHTNESS,
-    "reward_weights": '{"brightness": 1.0}',
-    "resume_from_checkpoint": "latest",
-}
+SETTINGS = {"enable_fsdp": True, "use_lora": True, "num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2}
+SETTINGS |= {"rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1, "save_interval": 1, "keep_last": 3}
+SETTINGS |= {"reward_model": BRIGHTNESS, "reward_weights": '{"brightness": 1.0}'}
+SETTINGS |= {"resume_from_checkpoint": "latest", "max_steps": 10_000}
 
 
 @dataclass
 class Run:
-    """A run whose ranks are started again and again."""
-
     command_line: CommandLine
     folder: Path
     root: Path
     csv: Path
-    settings: dict[str, Any]
     ranks: list[Command] = field(default_factory=list)
 
     def start(self, fault: str = "", after: int = 0, faulty_rank: int = 0, **settings: Any) -> None:
         """Start all ranks; `fault` is one of `tests/support/faulty_post_train.py`."""
-        chosen = {**SETTINGS, **self.settings, **settings}
-        argv, port = arguments(self.root, self.csv, self.folder, **chosen), free_port()
+        argv, port = arguments(self.root, self.csv, self.folder, **{**SETTINGS, **settings}), free_port()
         self.ranks = []
         for rank in range(WORLD_SIZE):
             environment = rank_environment(rank, WORLD_SIZE, port) | {"FAULT": fault, "FAULT_AFTER": str(after)}
@@ -68,7 +54,6 @@ class Run:
             self.ranks.append(self.command_line.start(script, argv, environment))
 
     def num_rows(self) -> int:
-        """Updates made and logged."""
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -97,7 +82,6 @@ class Run:
         return [rank.wait() for rank in self.ranks]
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks that live."""
         for rank in self.ranks:
             if rank.is_alive():
                 rank.signal(number)
@@ -105,13 +89,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a started run, and what must come of it.
-
-    Attributes:
-        happen: does it, and returns how the ranks ended.
-        statuses: of which every rank's exit status is one.
-        says: in the output of a rank (a pattern).
-    """
+    """What happens to a started run, the statuses of which every rank's is one, and what a rank says (a pattern)."""
 
     happen: Callable[[Run, random.Random], list[Finished]]
     statuses: tuple[int, ...]
@@ -119,8 +97,6 @@ class Fault:
 
 
 def signalled(number: signal.Signals) -> Callable[[Run, random.Random], list[Finished]]:
-    """A rank gets a signal at a random moment."""
-
     def happen(run: Run, chance: random.Random) -> list[Finished]:
         run.start(async_save=chance.random() < 0.5)
         run.go_on_for(chance.randrange(1, 3))
@@ -157,7 +133,6 @@ def full_disk(run: Run, chance: random.Random) -> list[Finished]:
 
 
 def read_only_disk(run: Run, chance: random.Random) -> list[Finished]:
-    """The disk of the run cannot be written when it is started."""
     mount("-o", "remount,ro", run.folder.parent)
     run.start()
     finished = run.wait()
@@ -177,16 +152,10 @@ FAULTS = {
     "the loss is NaN": Fault(inside("the loss is NaN"), FAILED, "not finite"),
     "a gradient is infinite": Fault(inside("a gradient is infinite"), FAILED, "not finite"),
     "a weight is NaN": Fault(inside("a weight is NaN"), FAILED, "not finite"),
-    "the encoder raises": Fault(
-        inside("the encoder raises", most_calls=2), FAILED, "The encoders failed at the prompt '"
-    ),
-    "the decoder runs out of memory": Fault(
-        inside("the decoder runs out of memory"), FAILED, "out of GPU memory on rank"
-    ),
+    "the encoder raises": Fault(inside("the encoder raises", most_calls=2), FAILED, "encoders failed at the prompt '"),
+    "the decoder runs out of memory": Fault(inside("the decoder runs out of memory"), FAILED, "out of GPU memory on"),
     "a file cannot be read back": Fault(
-        inside("a file cannot be read back"),
-        (*FAILED, 2),
-        "Cannot save .*Input/output error|cannot be read .*Input/output error",
+        inside("a file cannot be read back"), (*FAILED, 2), "(Cannot save|cannot be read) .*Input/output error"
     ),
     "the clock jumps": Fault(inside("the clock jumps", most_updates=4), (PREEMPTED,), "saved and stopped after step"),
     "the disk is slow": Fault(inside("the disk is slow", most_updates=4), (PREEMPTED,), "saved and stopped after step"),
@@ -194,13 +163,11 @@ FAULTS = {
 
 
 def mount(*arguments: Any) -> None:
-    """Run mount."""
     subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 32 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -215,10 +182,6 @@ def assert_nothing_lost(run: Run, logged: int) -> None:
     """The last checkpoint is whole and at most two updates older than the log was.
 
     Two: one of `save_interval`, one that `async_save` is still writing.
-
-    Args:
-        run: whose ranks have ended.
-        logged: updates that were logged before the fault.
     """
     latest = latest_checkpoint(run.folder / "checkpoints")
     verify_files(latest)
@@ -234,37 +197,23 @@ FEW = ("the disk is full", "a file cannot be read back", "the encoder raises")
 def test_a_run_under_faults_ends_as_the_undisturbed_one(
     command_line, small_disk, root_of_four_heads, prompts_csv, tmp_path, names
 ):
-    settings = {"max_steps": 10_000}
-    run = Run(command_line, small_disk / "run", root_of_four_heads, prompts_csv, settings)
+    run = Run(command_line, small_disk / "run", root_of_four_heads, prompts_csv)
     run.start()
     run.go_on_for(3)
     run.signal_all(signal.SIGTERM)
     run.wait()
     chance = random.Random(len(names))
     for name in chance.sample(names, len(names)):
-        began, logged = time.monotonic(), run.num_rows()
+        logged = run.num_rows()
         finished = FAULTS[name].happen(run, chance)
         statuses, said = [rank.status for rank in finished], "\n".join(rank.stderr for rank in finished)
-        print(f"{name}: {statuses}, step {logged} -> {run.num_rows()}, {time.monotonic() - began:.1f} s", flush=True)
         assert set(statuses) <= set(FAULTS[name].statuses), f"{name}: {statuses}\n{said[-6000:]}"
         assert re.search(FAULTS[name].says, said), f"{name}: {said[-6000:]}"
         assert_nothing_lost(run, logged)
 
     last = run.num_rows() + 2
-    whole = Run(command_line, tmp_path / "whole", root_of_four_heads, prompts_csv, settings)
+    whole = Run(command_line, tmp_path / "whole", root_of_four_heads, prompts_csv)
     for one in (run, whole):
         one.start(max_steps=last)
         assert [rank.status for rank in one.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)
-
-
-def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, root_of_four_heads, prompts_csv, tmp_path):
-    settings = {"max_steps": 3, "max_skipped_updates": 3}
-    run = Run(command_line, tmp_path / "run", root_of_four_heads, prompts_csv, settings)
-    run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
-    finished = run.wait()
-    assert [rank.status for rank in finished] == [0, 0], finished
-    assert [row["update/skipped"] for row in rows_of(run.folder)] == [0, 1, 0]
-    assert "Update 2 skipped, 1 in a row" in finished[0].stderr
-    tensors = tensors_of(latest_checkpoint(run.folder / "checkpoints"))
-    assert all(tensor.isfinite().all() for tensor in tensors.values())

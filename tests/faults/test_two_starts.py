@@ -30,13 +30,12 @@ def start(command_line: CommandLine, root_of_four_heads: Path, prompts_csv: Path
 
 @pytest.mark.parametrize("used", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "used"])
 def test_of_two_that_start_at_once_one_trains_alone(start, command_line: CommandLine, used: bool):
-    resume = {"resume_from_checkpoint": "latest", "seed": 1}
-    seeds, last = (1, 2), 2
+    resume, seeds = {"resume_from_checkpoint": "latest", "seed": 1}, (1, 2)
     if used:
         for folder in ("both", "alone1"):
             assert start(folder, **resume, max_steps=1).wait().status == 0
         seeds = (1, 1)
-    runs = [start("both", **resume | {"seed": seed, "max_steps": last}) for seed in seeds]
+    runs = [start("both", **resume | {"seed": seed}) for seed in seeds]
     finished = [run.wait() for run in runs]
     assert sorted(one.status for one in finished) == [0, 2], finished
     (refused,) = (one for one in finished if one.status == 2)
@@ -44,7 +43,7 @@ def test_of_two_that_start_at_once_one_trains_alone(start, command_line: Command
     both = command_line.folder / "both"
     seed = load_saved_config(both / "config.yaml").run.seed
     assert [one.status for one, own in zip(finished, seeds, strict=True) if own == seed].count(0) == 1
-    assert start(f"alone{seed}", **resume | {"seed": seed, "max_steps": last}).wait().status == 0
+    assert start(f"alone{seed}", **resume | {"seed": seed}).wait().status == 0
     assert_identical(both, command_line.folder / f"alone{seed}")
     assert (both / "console.log").read_text().count("run folder") == 1 + used
     assert len(list((both / "tb").glob("events*"))) == 1 + used

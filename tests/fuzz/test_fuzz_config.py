@@ -23,10 +23,8 @@ VALUES = st.text(max_size=20) | st.sampled_from(SPECIAL) | st.integers().map(str
 FLAGS = (st.sampled_from(NAMES) | st.text(max_size=12)).map("--{}".format)
 WORD = FLAGS | VALUES | st.tuples(FLAGS, VALUES).map("=".join)
 ARGUMENTS = st.lists(WORD.filter(lambda text: text not in ("--help", "-h")), max_size=6)
-TAGS = (
-    "bool int float null str timestamp binary seq map set omap pairs merge value python/object/apply:os.system".split()
-)
-TAGS += ["python/name:os.system", "python/tuple", "python/object/new:pathlib.Path"]
+TAGS = "bool int float null str timestamp binary seq map set omap pairs merge value python/tuple".split()
+TAGS += ["python/object/apply:os.system", "python/name:os.system", "python/object/new:pathlib.Path"]
 LARGE = [2**31, 2**53 + 1, 10**12, 2**63 - 1, 2**63, 10**400, 0.0, 5e-324, 0.3, 1e39, 1.7e308]
 NUMBERED = [setting.name for setting in SETTINGS.values() if setting.kind in (int, float)]
 NUMBERS = st.dictionaries(st.sampled_from(NUMBERED), st.integers(-2, 70) | st.sampled_from(LARGE))

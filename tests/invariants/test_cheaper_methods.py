@@ -1,7 +1,6 @@
 """Cheaper variants of the method: noise and training in a part of the steps, the ODE in the others."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hyvideo.config.loading import load_config
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.training import run as training_run
-from hyvideo.training.run import Run
 from tests.support.training import SETTINGS, flags_of
 
 NUM_STEPS, NUM_VIDEOS = 4, 4
@@ -25,7 +23,7 @@ VARIANTS = {
 
 
 @pytest.fixture
-def rounds(make_training: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
+def rounds(make_training, monkeypatch: pytest.MonkeyPatch):
     """Train two rounds; return the rollouts, the evaluations (of one video each) and the rows of metrics."""
 
     def run(**settings: Any) -> tuple[list[Rollout], list[Counter], list[dict[str, float]]]:
@@ -56,10 +54,8 @@ def noisy_steps_of(rollout: Rollout) -> torch.Tensor:
     return (rollout.latents[:, 1:] != rollout.means).flatten(2).any(2)
 
 
-NOISY = {
-    "first steps": [[True, True, False, False]] * 2,
-    "sliding": [[True, True, False, False], [False, True, True, False]],
-}
+BEGINS, THEN = [True, True, False, False], [False, True, True, False]
+NOISY = {"first steps": [BEGINS, BEGINS], "sliding": [BEGINS, THEN]}
 """Which steps of the two rounds are in the window."""
 
 
@@ -78,7 +74,7 @@ def test_the_cost_is_what_the_formula_says_the_replay_exact_and_noise_in_the_win
     assert all(row["grad_norm"] > 0 for row in rows)
 
 
-def test_videos_of_a_group_are_one_until_their_step_and_then_part(rounds: Callable[..., tuple]):
+def test_videos_of_a_group_are_one_until_their_step_and_then_part(rounds):
     rollouts, _, _ = rounds(**VARIANTS["one step per group"], seed=1)
     for rollout in rollouts:
         noisy = noisy_steps_of(rollout)
@@ -98,7 +94,7 @@ def test_a_normalized_ratio_starts_at_1_and_the_later_update_of_a_round_leaves_i
     assert all(row["grad_norm"] > 0 for row in rows)
 
 
-def test_a_window_of_all_steps_is_no_window(rounds: Callable[..., tuple]):
+def test_a_window_of_all_steps_is_no_window(rounds):
     whole, _, rows = rounds(sde_window="first", sde_window_size=NUM_STEPS)
     plain, _, expected = rounds()
     for rollout, reference in zip(whole, plain, strict=True):

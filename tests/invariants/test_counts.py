@@ -1,7 +1,6 @@
 """What a GRPO step costs, counted in calls of the networks."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,23 +8,15 @@ import torch
 from benchmarks.plain_loop import make_round
 from hyvideo.algorithms.algorithm import Evaluations
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import value_of
 from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
 DEFAULTS = Config()
-NUM_STEPS = DEFAULTS.rollout.grpo_sampling_steps
 NUM_VIDEOS = DEFAULTS.grpo.num_generations
-METHOD = {
-    "grpo_sampling_steps": NUM_STEPS,
-    "cfg_scale": DEFAULTS.rollout.cfg_scale,
-    "rollout_micro_batch_size": DEFAULTS.rollout.rollout_micro_batch_size,
-    "num_generations": DEFAULTS.grpo.num_generations,
-    "batch_size": NUM_VIDEOS,
-    "mini_batch_size_per_update": DEFAULTS.grpo.mini_batch_size_per_update,
-    "updates_per_rollout": DEFAULTS.grpo.updates_per_rollout,
-    "update_ref_model_step": DEFAULTS.kl.update_ref_model_step,
-    "offload": DEFAULTS.parallel.offload,
-}
+NAMES = "grpo_sampling_steps cfg_scale rollout_micro_batch_size num_generations mini_batch_size_per_update offload"
+METHOD = {name: value_of(DEFAULTS, name) for name in f"{NAMES} updates_per_rollout update_ref_model_step".split()}
+METHOD["batch_size"] = NUM_VIDEOS
 """The default method on one process: one prompt and its group of four videos per round."""
 
 
@@ -40,7 +31,7 @@ def count_calls(training: Run) -> Counter[str]:
     return calls
 
 
-def test_network_calls_of_the_default_method(make_training: Callable[..., Run]):
+def test_network_calls_of_the_default_method(make_training):
     """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
     training = make_training(**METHOD, max_steps=2)
     calls = count_calls(training)
@@ -56,7 +47,7 @@ def test_network_calls_of_the_default_method(make_training: Callable[..., Run]):
 
 
 @pytest.fixture
-def train_and_count(make_training: Callable[..., Run]) -> Callable[..., Counter[str]]:
+def train_and_count(make_training):
     """Train on rounds of eight videos in micro-batches of two, and count."""
 
     def train(**settings: object) -> Counter[str]:
@@ -89,14 +80,14 @@ def test_without_a_position_term_there_is_no_anchor_pass(train_and_count, settin
     assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
 
 
-def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable[..., Run]):
+def test_the_negative_prompt_is_encoded_with_the_trainer(make_training):
     training = make_training(cfg_scale=4.0, negative_prompt="blurred")
     expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
     assert torch.equal(training.policy.guidance.negative.text[0], expected.text[0])
 
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1], ids=["without KL", "with KL"])
-def test_nft_costs_what_it_says(make_training: Callable[..., Run], kl_weight: float):
+def test_nft_costs_what_it_says(make_training, kl_weight: float):
     training = make_training(algorithm="nft", algorithm_options=f"kl_weight={kl_weight}", timestep_fraction=0.5)
     calls, cost = count_calls(training), training.algorithm.evaluations(training.config)
     for spared in (cost.update, 0):  # in the first round the old policy is the policy

@@ -34,17 +34,9 @@ def test_replay_is_exact_each_image_encoded_once_and_the_vision_embedder_trained
     assert not before.equal(pipeline.transformer.image_embedder.linear_1.weight)
 
 
-@pytest.mark.parametrize(
-    ("version", "images", "message"),
-    [
-        ("480p_t2v", True, "text-to-video model was given 4 of 4"),
-        ("480p_i2v", False, "image-to-video model was given 4"),
-    ],
-)
-def test_prompts_of_the_other_task_are_refused_before_anything_is_made(
-    original_root: Path, tmp_path: Path, version: str, images: bool, message: str
-):
-    csv = write_prompts(tmp_path / "prompts.csv", images=images)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("version", "task"), [("480p_t2v", "text-to-video"), ("480p_i2v", "image-to-video")])
+def test_prompts_of_the_other_task_are_refused_before_anything_is_made(original_root, tmp_path, version, task):
+    csv = write_prompts(tmp_path / "prompts.csv", images=task == "text-to-video")
+    with pytest.raises(ValueError, match=f"{task} model was given 4 of 4"):
         training_of(arguments(original_root, csv, tmp_path / "run", pretrained_transformer_version=version))
     assert not (tmp_path / "run").exists()

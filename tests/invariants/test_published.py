@@ -3,7 +3,6 @@
 The first noises of a prompt, CRF 25 and the equalizer of cps are tested beside ours.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -17,10 +16,7 @@ from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy
 from hyvideo.config.schema import Config, ModelConfig, Published, RolloutConfig
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.reward_models.rewards import Scores
-from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round, weights_of
-
-Make = Callable[..., Run]
 
 
 def test_the_config_file_names_every_behaviour():
@@ -30,9 +26,7 @@ def test_the_config_file_names_every_behaviour():
 
 @pytest.mark.parametrize("published", [[], ["flow_kl"]], ids=str)
 @pytest.mark.parametrize("sde_type", ["flow_grpo", "sage_grpo"])
-def test_the_kl_of_flow_grpo_leaves_the_steps_size_out_of_its_variance(
-    make_training: Make, sde_type: str, published: list[str]
-):
+def test_the_kl_of_flow_grpo_leaves_the_steps_size_out_of_its_variance(make_training, sde_type, published):
     training = make_training(sde_type=sde_type, eta=0.5, published=published or None)
     trajectory = collect_round(training)
     apart = replace(training.algorithm.compare(trajectory), anchor_means=trajectory.rollout.means + 0.1)
@@ -60,13 +54,13 @@ def test_lambda_warms_up_from_its_floor_and_follows_the_kl_from_the_last_update_
 
 
 @pytest.mark.parametrize(("published", "moves"), [(None, 1), (["kl_controller"], 8)])
-def test_lambda_moves_with_every_micro_batch(make_training: Make, published: list[str] | None, moves: int):
+def test_lambda_moves_with_every_micro_batch(make_training, published: list[str] | None, moves: int):
     training = make_training(published=published)  # 4 videos of 4 steps, two pairs at a time
     list(training.algorithm.updates(collect_round(training)))
     assert training.algorithm.controller.state_dict()["num_updates"] == moves
 
 
-def test_an_adapters_anchor_never_moves(make_training: Make):
+def test_an_adapters_anchor_never_moves(make_training):
     for name, kind, anchor in ((None, "copy", WeightsCopy), ("lora_anchor", "base", BaseModel)):
         given = [name] if name else []
         config = Config(ModelConfig(use_lora=True), rollout=RolloutConfig(published=given))
@@ -80,7 +74,7 @@ def test_an_adapters_anchor_never_moves(make_training: Make):
 
 
 @pytest.mark.parametrize("published", [None, ["muon_momentum"]], ids=str)
-def test_weights_without_gradient_go_on_by_muons_momentum(make_training: Make, published: list[str] | None):
+def test_weights_without_gradient_go_on_by_muons_momentum(make_training, published: list[str] | None):
     training = make_training(use_muon=True, weight_decay=0.0, published=published)
     optimization, moved = training.algorithm.optimization, []
     matrices = {name: p for name, p in optimization.parameters.items() if p.ndim > 1}
@@ -94,7 +88,7 @@ def test_weights_without_gradient_go_on_by_muons_momentum(make_training: Make, p
 
 
 @pytest.mark.parametrize("published", [None, ["first_ratio"]], ids=str)
-def test_the_first_update_follows_the_recorded_log_probabilities(make_training: Make, published: list[str] | None):
+def test_the_first_update_follows_the_recorded_log_probabilities(make_training, published: list[str] | None):
     training = make_training(dual_kl_step_weight=1e3, kl_schedule="fixed", published=published)
     recorder, trajectory, gradients = GradientRecorder(training), collect_round(training), []
     for on_policy in (True, False):
@@ -105,7 +99,7 @@ def test_the_first_update_follows_the_recorded_log_probabilities(make_training: 
 
 
 @pytest.mark.parametrize("published", [None, ["idle_updates"]], ids=str)
-def test_a_round_of_equal_rewards_makes_an_update(make_training: Make, published: list[str] | None):
+def test_a_round_of_equal_rewards_makes_an_update(make_training, published: list[str] | None):
     training = make_training(published=published, weight_decay=0.5)
     trajectory, before = collect_round(training), weights_of(training)
     equal = torch.zeros_like(trajectory.scores.total)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,13 +12,12 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.text_rendering import TextRendering
-from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 from tests.support.reward_server import Faulty, requests_limited, serving
 
 
 @pytest.fixture
-def trained(make_training: Callable[..., Run]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
+def trained(make_training):
     """Train with the given settings: its rows and one of its weights."""
 
     def train(**settings: object) -> tuple[list[dict[str, float]], torch.Tensor]:
@@ -45,22 +43,16 @@ def test_overlapped_and_remote_scoring_give_the_same_run(trained):
         ]
     assert {row["reward/TEXT"] is None for row in plain[0]} == {False, True}
     for rows, weight in others:
-        assert rows == plain[0]
-        assert torch.equal(weight, plain[1])
+        assert rows == plain[0] and torch.equal(weight, plain[1])
 
 
 def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained):
-    group = {
-        "num_generations": 4,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 1,
-    }  # of two, one is better whatever the scale
-    (plain, weight), *others = (
-        trained(**group, reward_aggregation=how) for how in ("sum", "normalize_then_sum", "gdpo")
-    )
+    # Groups of four: of two, one is better whatever the scale.
+    group = {"num_generations": 4, "gradient_accumulation_steps": 2, "max_steps": 1}
+    ways = ("sum", "normalize_then_sum", "gdpo")
+    (plain, weight), *others = (trained(**group, reward_aggregation=how) for how in ways)
     for rows, other in others:
-        assert plain[0]["reward/mean"] == rows[0]["reward/mean"]
-        assert not torch.equal(weight, other)
+        assert plain[0]["reward/mean"] == rows[0]["reward/mean"] and not torch.equal(weight, other)
     assert not torch.equal(others[0][1], others[1][1])
     assert sum(plain[0][f"mixing/share_{name}"] for name in ("VQ", "MQ", "TA")) == pytest.approx(1)
 

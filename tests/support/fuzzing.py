@@ -64,9 +64,8 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         stop = draw(st.integers(start, min(len(content), start + draw(st.sampled_from([0, 1, 4, 100, 10**6])))))
-        piece = draw(
-            st.one_of(st.just(b""), st.just(content[start:stop] * 2), st.binary(max_size=4), st.sampled_from(TOKENS))
-        )
+        doubled = st.just(content[start:stop] * 2)
+        piece = draw(st.one_of(st.just(b""), doubled, st.binary(max_size=4), st.sampled_from(TOKENS)))
         content = content[:start] + piece + content[stop:]
     return content
 

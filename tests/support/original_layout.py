@@ -38,11 +38,8 @@ _TRANSFORMER_NAMES = (
     *((f"attn.norm_added_{part}", f"txt_attn_{part}_norm") for part in "qk"),
     *((f"attn.norm_{part}", f"img_attn_{part}_norm") for part in "qk"),
     *((f"attn.add_{part}_proj", f"txt_attn_{part}") for part in "qkv"),
-    *(
-        ("attn.to_add_out", "txt_attn_proj"),
-        ("ff_context.net.0.proj", "txt_mlp.fc1"),
-        ("ff_context.net.2", "txt_mlp.fc2"),
-    ),
+    ("attn.to_add_out", "txt_attn_proj"),
+    *((f"ff_context.net.{ours}", f"txt_mlp.fc{n}") for ours, n in (("0.proj", 1), ("2", 2))),
 )
 _BLOCK_NAMES = (
     *((f"attn.to_{part}", f"img_attn_{part}") for part in "qkv"),

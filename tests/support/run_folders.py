@@ -67,9 +67,8 @@ def model_of(folder: Path, name: str | None = None) -> Model:
 def row_of(step: int, reward: float) -> dict[str, float]:
     row = {f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")} | {"reward/mean": reward, "reward/std": 0.8}
     row |= {"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step, "kl/coef": 1e-5, "clip_fraction": 0.1}
-    row |= dict.fromkeys(
-        ("reward/failed", "reward/groups_without_spread", "ratio/max_deviation", "replay/mean_error"), 0.0
-    )
+    none = "reward/failed reward/groups_without_spread ratio/max_deviation replay/mean_error"
+    row |= dict.fromkeys(none.split(), 0.0)
     row |= {"grad_norm": 0.02, "loss/policy": 0.1, "loss/total": 0.1, "lr": 3e-5, "round": float(step - 1)}
     row |= {f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)}
     return row | {f"time/{phase}": seconds for phase, seconds in zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True)}

@@ -1,6 +1,6 @@
 """What decides a round, what its updates make of it, what it costs, and algorithms of one's own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -25,23 +25,12 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch
 from hyvideo.training.run import Run
+from tests.support import training as support
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.ranks import run_on_ranks
 from tests.support.reward_weighted import RewardWeighted
 from tests.support.rewards import scoring_with
-from tests.support.training import (
-    ALGORITHMS,
-    PROMPTS,
-    REPOSITORY,
-    GradientRecorder,
-    arguments,
-    collect_round,
-    pairs_of,
-    training_of,
-    update,
-    weights_of,
-    write_prompts,
-)
+from tests.support.training import ALGORITHMS, PROMPTS, GradientRecorder, collect_round, weights_of, write_prompts
 
 
 def all_differ(tensors: list[Tensor]) -> bool:
@@ -158,14 +147,14 @@ def test_every_step_is_sampled_once_and_trained_steps_cost_one_more_per_phase(fl
     assert (algorithm.evaluations(config), algorithm.num_copies(config)) == (expected, num_copies)
 
 
-PATH = "tests.support.reward_weighted:RewardWeighted"
+PATH = OWN[1]
 IDEAS = "tests.support.own_ideas"
 
 
 def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(prompts_csv, tmp_path):
     def bundled(name: str, **settings: object) -> Run:
-        root = REPOSITORY / "assets" / "tiny"
-        return training_of(arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
+        root = support.REPOSITORY / "assets" / "tiny"
+        return support.training_of(support.arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
 
     whole, first = bundled("whole", max_steps=2), bundled("first", max_steps=1)
     before = weights_of(whole)
@@ -221,8 +210,7 @@ def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_eq
     before = pulls / training.algorithm.scales[:3]
     assert pulls.max() / pulls.min() < 1.4 < before.max() / before.min()
     told = second["loss/policy"] + second["kl/coef"] * max(second["kl/position"], second["kl/velocity"])
-    assert second["kl/position"] > 0
-    assert second["loss/total"] == pytest.approx(told, rel=1e-5)
+    assert second["kl/position"] > 0 and second["loss/total"] == pytest.approx(told, rel=1e-5)
 
 
 @contextmanager
@@ -274,8 +262,7 @@ def test_the_ratio_shows_it_and_the_first_gradient_keeps_its_way(make_training, 
     with mismatch(training, trajectory) as replayed:
         on_policy, metrics = gradient(training, replayed, on_policy=True)
         clipped, _ = gradient(training, replayed, on_policy=False)
-    assert deviation[0] <= metrics["ratio/max_deviation"] < deviation[1]
-    assert metrics["clip_fraction"] == 0
+    assert deviation[0] <= metrics["ratio/max_deviation"] < deviation[1] and metrics["clip_fraction"] == 0
     assert ours < torch.cosine_similarity(faithful, on_policy, dim=0)
     assert torch.cosine_similarity(faithful, clipped, dim=0) < recorded
 
@@ -299,15 +286,13 @@ def test_a_run_warns_once_and_goes_on_and_only_its_first_updates_are_on_policy(m
     training = make_training(rollout_micro_batch_size=1, max_steps=2)
     training.policy.pipeline.autocast_dtype = torch.bfloat16
     training.train()
-    assert training.state.step == 2
-    assert capsys.readouterr().err.count("ratio/max_deviation is") == 1
+    assert training.state.step == 2 and capsys.readouterr().err.count("ratio/max_deviation is") == 1
     training = make_training(updates_per_rollout=2, clip_range=1e-6, learning_rate=1e-4)
     first, second = training.algorithm.updates(collect_round(training))
     assert first["clip_fraction"] == 0 == first["kl/velocity"]
     assert second["clip_fraction"] > 0 != second["kl/velocity"]
 
 
-Make = Callable[..., Run]
 EAGER = {"use_muon": True, "weight_decay": 0.1, "lr_warmup_steps": 0, "updates_per_rollout": 2, "base_interval": 0}
 
 
@@ -325,10 +310,9 @@ def only_the_first_round_differs(training: Run) -> None:
 
     def score(videos: Tensor, prompts: list[str]) -> Scores:
         scores = told(videos, prompts)
-        if next(rounds) == 0:
-            return scores
         same = {name: torch.full_like(values, 0.3) for name, values in scores.metrics.items()}
-        return Scores(same, torch.full_like(scores.total, 0.3), scores.weights)
+        alike = Scores(same, torch.full_like(scores.total, 0.3), scores.weights)
+        return alike if next(rounds) else scores
 
     training.reward = scoring_with(training.reward, score)
 
@@ -365,7 +349,8 @@ def test_the_velocity_term_has_no_gradient_in_a_rounds_first_update(make_trainin
         metrics = training.algorithm.update(compared, compared.updates[0], 1.0, on_policy=True)
         gradients[weight] = recorder.gradient
         assert metrics["kl/velocity"] == 0
-        update(training, trajectory, pairs_of(training, trajectory)[0], trajectory.rollout.means, 1.0)
+        pairs = support.pairs_of(training, trajectory)[0]
+        support.update(training, trajectory, pairs, trajectory.rollout.means, 1.0)
         gradients["later", weight] = recorder.gradient
     assert torch.equal(gradients[0.0], gradients[1e6])
     assert not torch.equal(gradients["later", 0.0], gradients["later", 1e6])

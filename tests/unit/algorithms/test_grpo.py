@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from hyvideo.algorithms.algorithm import Trajectory
@@ -50,9 +49,7 @@ def sage_steps() -> list[Step]:
     return steps
 
 
-def reference(
-    training: Run, anchor: Run, trajectory: Trajectory, pairs: Pairs, moving: float, step_wise: float
-) -> tuple[Tensor, dict[str, float]]:
+def reference(training: Run, anchor: Run, trajectory: Trajectory, pairs: Pairs, moving: float, step_wise: float):
     """The loss of an update whose trust region gives its two terms these weights, and the metrics of the update."""
     steps = sage_steps()
     median = sorted(step.gradient_norm for step in steps)[(STEPS - 1) // 2]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.nft import NFT, nft_losses, optimality
@@ -38,9 +37,7 @@ def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matc
         torch.testing.assert_close(gradient, expected)
 
 
-def reference(
-    policy: Run, old: Run, base: Run | None, trajectory: Trajectory, pairs: list[tuple[int, int]]
-) -> tuple[Tensor, dict[str, float]]:
+def reference(policy: Run, old: Run, base: Run | None, trajectory: Trajectory, pairs: list[tuple[int, int]]):
     """The loss of an update, its videos noised and compared one at a time, with three separate models."""
     nft, seed = policy.algorithm.options, policy.config.run.seed
     rewards = trajectory.scores.total.view(2, 2)
@@ -74,14 +71,12 @@ def reference(
     return total, {name: value.item() for name, value in said.items()}
 
 
+KL = ["kl_weight=5.0"]
+
+
 @pytest.mark.parametrize(
     ("options", "settings"),
-    [
-        ([], {}),
-        (["beta=0.3", "adaptive_weighting=false"], {}),
-        (["kl_weight=5.0"], {}),
-        (["kl_weight=5.0"], {"use_lora": True, "cfg_scale": 3.0}),
-    ],
+    [([], {}), (["beta=0.3", "adaptive_weighting=false"], {}), (KL, {}), (KL, {"use_lora": True, "cfg_scale": 3.0})],
     ids=["default", "plain errors", "KL to the base", "adapter, guidance, KL"],
 )
 def test_a_second_update_follows_the_gradient_of_the_formula(make_training, options, settings):

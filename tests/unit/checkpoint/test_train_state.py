@@ -13,19 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from diffusers import HunyuanVideo15Transformer3DModel
 
+from hyvideo.checkpoint import train_state
 from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, load_tensors, require_dtypes, verify_files
-from hyvideo.checkpoint.train_state import (
-    BEST,
-    FACTS,
-    LATEST,
-    SaveError,
-    begin_save,
-    checkpoints_of,
-    latest_checkpoint,
-    named_checkpoint,
-    point,
-    read_facts,
-)
+from hyvideo.checkpoint.train_state import BEST, FACTS, LATEST, SaveError, begin_save, checkpoints_of, latest_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_transformer
@@ -62,7 +52,7 @@ def lost_link(path: Path) -> None:
 
 
 def assert_whole(checkpoint: Path, step: int) -> None:
-    assert read_facts(checkpoint)["step"] == step
+    assert train_state.read_facts(checkpoint)["step"] == step
     received = tensors(seed=99)
     load_tensors(checkpoint, received)
     for group, expected in tensors(step).items():
@@ -76,7 +66,7 @@ def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_pa
     checkpoint = save(tmp_path, 3)
     assert checkpoint == tmp_path / "step_3" and names_in(tmp_path) == [LATEST, "step_3"]
     assert_whole(checkpoint, 3)
-    assert read_facts(checkpoint).items() >= {"round": 6, "text": "ü"}.items()
+    assert train_state.read_facts(checkpoint).items() >= {"round": 6, "text": "ü"}.items()
     for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes").touch()
@@ -89,7 +79,7 @@ def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_sto
     save(checkpoints, 3, 5)
     shutil.move(checkpoints / "step_5", moved)
     (checkpoints / "step_5").symlink_to(moved)
-    point(LATEST, checkpoints / "step_3")  # a resume from there
+    train_state.point(LATEST, checkpoints / "step_3")  # a resume from there
     for step in (5, 6):
         assert save(checkpoints, step) == latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
     assert not (checkpoints / "step_5").is_symlink()
@@ -132,13 +122,13 @@ def test_of_old_checkpoints_those_asked_for_stay_and_those_of_a_given_up_future(
 
 
 def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
-    point(BEST, save(tmp_path, 1))
+    train_state.point(BEST, save(tmp_path, 1))
     save(tmp_path, 2, 3, keep_last=1)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_1", "step_3"]
     shutil.rmtree(tmp_path / "step_1")
     assert save(tmp_path, 4, keep_last=1) == latest_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="best' names 'step_1', which is not a finished checkpoint beside it"):
-        named_checkpoint(tmp_path / BEST)
+        train_state.named_checkpoint(tmp_path / BEST)
 
 
 class KilledError(Exception):
@@ -172,7 +162,7 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypa
         save(tmp_path, step, keep_last=1)
     assert_whole(latest_checkpoint(tmp_path), 1)
     for checkpoint in checkpoints_of(tmp_path):
-        assert_whole(checkpoint, read_facts(checkpoint)["step"])
+        assert_whole(checkpoint, train_state.read_facts(checkpoint)["step"])
     save(tmp_path, step, keep_last=1)  # what was left behind is no obstacle
     assert_whole(latest_checkpoint(tmp_path), step)
     assert names_in(tmp_path) == [LATEST, f"step_{step}"]
@@ -182,8 +172,7 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replac
     values = tensors(1)
     pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
     values["policy"]["block.weight"].fill_(7)
-    assert latest_checkpoint(tmp_path) is None
-    assert pending.finish() == latest_checkpoint(tmp_path)
+    assert latest_checkpoint(tmp_path) is None and pending.finish() == latest_checkpoint(tmp_path)
     assert_whole(tmp_path / "step_1", 1)
     begin_save(tmp_path, 1, values, {}).finish()
     assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
@@ -260,9 +249,9 @@ def test_a_file_that_the_manifest_does_not_have_and_facts_that_are_missing_or_of
     facts = json.loads((checkpoint / FACTS).read_text())
     (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
     with pytest.raises(ValueError, match=rf"'{checkpoint}'.*format 3; this version reads format 4"):
-        read_facts(checkpoint)
+        train_state.read_facts(checkpoint)
     with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
-        read_facts(tmp_path)
+        train_state.read_facts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +268,7 @@ def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, sa
     (tmp_path / LATEST).write_text(make) if isinstance(make, str) else make(tmp_path / LATEST)
     found = r".*found \['step_1'\]. Pass one" if said.startswith("names") else " checkpoint"
     with pytest.raises(ValueError, match=re.escape(f"'{tmp_path / LATEST}' {said}") + found):
-        read_facts(latest_checkpoint(tmp_path))
+        train_state.read_facts(latest_checkpoint(tmp_path))
 
 
 def test_a_tensor_that_was_not_saved_or_has_another_shape_or_precision_is_named(tmp_path):

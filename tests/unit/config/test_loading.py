@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from hyvideo.config import settings
 from hyvideo.config.flags import ALIASES, WITHOUT_EFFECT, build_parser
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config, RolloutConfig
-from hyvideo.config.settings import (
-    GROUPS,
-    SETTINGS,
-    deciding_fields,
-    out_of_range,
-    parse_size,
-    text_of,
-    unmet_condition,
-    value_of,
-)
+from hyvideo.config.settings import GROUPS, SETTINGS, deciding_fields, out_of_range, parse_size, value_of
 from hyvideo.training.checks import check_config
 from tests.support.release import TRAINING
 from tests.support.tiny_model import build_transformer
@@ -57,13 +49,11 @@ def test_flat_and_grouped_files_say_the_same_in_the_types_of_the_schema(yaml_fil
     assert values == (3e-5, 4.0, 12, 1.0) and [*map(type, values)] == [float, float, int, float]
 
 
-@pytest.mark.parametrize(
-    ("texts", "value"), [("true True TRUE 1 yes YES on", True), ("false False FALSE 0 no No Off", False)]
-)
-def test_booleans_are_spelled_in_many_ways_and_a_bare_flag_means_true(texts, value):
-    for text in texts.split():
-        cfg = load_config(["--use_lora", text, f"--use_muon={text}"])
-        assert cfg.model.use_lora is cfg.optimizer.use_muon is value
+def test_booleans_are_spelled_in_many_ways_and_a_bare_flag_means_true():
+    for texts, value in (("true True TRUE 1 yes YES on", True), ("false False FALSE 0 no No Off", False)):
+        for text in texts.split():
+            cfg = load_config(["--use_lora", text, f"--use_muon={text}"])
+            assert cfg.model.use_lora is cfg.optimizer.use_muon is value
     cfg = load_config(["--use_lora", "--seed", "7", "--validate_at_step0"])
     assert cfg.model.use_lora and cfg.validation.validate_at_step0 and cfg.run.seed == 7
 
@@ -168,16 +158,10 @@ def test_a_key_of_a_million_letters_is_refused_at_once(yaml_file):
     assert time.monotonic() - started < 5
 
 
-PATHS = {
-    "output_dir": "~/run",
-    "resume_from_checkpoint": "~/run/checkpoints/step_1",
-    "pretrained_model_root": "~/ckpts",
-    "pretrained_lora_path": "~",
-    "image_root": "~/images",
-    "reward_checkpoint_path": "~/VideoReward",
-    "train_video_csv": ["~/a.csv", "~/b.csv"],
-    "reward_config": {"models": {"x": {"sub_reward": {"y": 1.0}, "options": {"checkpoint": "~/clip"}}}},
-}
+PATHS = {"output_dir": "~/run", "resume_from_checkpoint": "~/run/checkpoints/step_1", "pretrained_lora_path": "~"}
+PATHS |= {"pretrained_model_root": "~/ckpts", "image_root": "~/images", "reward_checkpoint_path": "~/VideoReward"}
+PATHS |= {"train_video_csv": ["~/a.csv", "~/b.csv"]}
+PATHS["reward_config"] = {"models": {"x": {"sub_reward": {"y": 1.0}, "options": {"checkpoint": "~/clip"}}}}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -294,7 +278,7 @@ def test_settings_have_unique_names_sentences_for_texts_the_defaults_that_script
     names = [field.name for group in dataclasses.fields(Config) for field in dataclasses.fields(group.type)]
     assert len(names) == len(set(names)) == len(SETTINGS) and not set(names) & set(GROUPS)
     assert [name for name, setting in SETTINGS.items() if len(setting.doc) < 20 or setting.doc[-1] != "."] == []
-    assert {name: text_of(SETTINGS[name].default) for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
+    assert {name: settings.text_of(SETTINGS[name].default) for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
     assert {setting.kind for setting in SETTINGS.values() if setting.within} == {int, float}
     assert list(out_of_range(Config())) == []
     config = load_config(["--eta", "0", "--seed=-1"])
@@ -342,7 +326,8 @@ def test_every_number_is_held_to_its_range(name):
 def test_a_condition_names_another_setting_and_one_of_its_values(name):
     other, comparison, value = SETTINGS[name].read_when.split()
     config = load_config([f"--{other}={value}"])  # it refuses a value that the setting cannot have
-    assert (unmet_condition(config, SETTINGS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
+    met = settings.unmet_condition(config, SETTINGS[name]) is None
+    assert met == (comparison == "=") and comparison in ("=", "!=")
 
 
 DECIDING = """--eta=0.6 --learning_rate=2e-5 --seed=43 --batch_size=4 --kl_weight=0 --reward_weights={"TA":1} --use_lora

@@ -179,9 +179,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
 )
 
 
-@pytest.mark.parametrize(
-    "content", ["half", b"no image", b"", None, BOMB], ids=["cut", "text", "empty", "absent", "bomb"]
-)
+@pytest.mark.parametrize("content", ["half", b"no image", b"", None, BOMB], ids="cut text empty absent bomb".split())
 def test_a_damaged_image_or_one_that_would_fill_the_memory_is_named(tmp_path, content):
     path = tmp_path / "image.png"
     noisy_image(0).save(path)

@@ -156,11 +156,10 @@ MANIFEST = """<?xml version="1.0"?>
 <Representation id="1" bandwidth="1"><BaseURL>{}</BaseURL></Representation></AdaptationSet></Period></MPD>"""
 
 
-@pytest.mark.parametrize(
-    "content",
-    [MANIFEST.format("file://{secret}"), MANIFEST.format("../secret.mp4"), "ffconcat version 1.0\nfile other.mp4\n"],
-    ids=["address", "path", "list"],
-)
+LISTS = [MANIFEST.format("file://{secret}"), MANIFEST.format("../secret.mp4"), "ffconcat version 1.0\nfile other.mp4\n"]
+
+
+@pytest.mark.parametrize("content", LISTS, ids=["address", "path", "list"])
 def test_a_list_of_other_files_is_no_video_whatever_its_name(tmp_path, content):
     path, secret = tmp_path / "videos" / "a.mp4", tmp_path / "secret.mp4"
     for other in (secret, path.with_name("other.mp4")):

@@ -11,17 +11,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import Assignment, GroupSampler
-from hyvideo.distributed.collectives import (
-    all_or_none,
-    as_shard_of,
-    average_gradients,
-    broadcast_from_main,
-    gather,
-    local_shard,
-    own_part,
-    require_same,
-    whole,
-)
+from hyvideo.distributed import collectives
 from hyvideo.distributed.gpus import find_gpu, named_by_driver
 from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
@@ -84,15 +74,13 @@ def test_every_video_is_sampled_by_one_data_parallel_rank_and_scored_by_one_of_i
             part = layout.share_to_score(len(own), rank)
             assert len(part) <= largest_share(len(own), layout.sp_size)
             scored += own[part.start : part.stop]
-    assert scored == list(range(count))
-    assert layout.most_to_sample(count) * dp_size < count + dp_size
+    assert scored == list(range(count)) and layout.most_to_sample(count) * dp_size < count + dp_size
 
 
 def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group():
     mesh = Mesh(5, Layout(8, sp_size=2))
     assert (mesh.world_size, mesh.sp_size, mesh.dp_size, mesh.sp_rank, mesh.dp_rank) == (8, 2, 4, 1, 2)
-    assert Mesh().is_main and not mesh.is_main
-    assert build_mesh() == Mesh() and build_mesh().sp_group is None
+    assert Mesh().is_main and not mesh.is_main and build_mesh() == Mesh() and build_mesh().sp_group is None
     with pytest.raises(ValueError, match="world size 1 is not divisible by sp_size 2"):
         build_mesh(sp_size=2)
 
@@ -100,18 +88,19 @@ def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group()
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
 def test_one_rank_hears_only_itself_its_errors_pass_unchanged_and_tensors_are_whole(kind):
     value, error = {"a": 1}, kind("no")
-    (own,) = gather(value)
-    assert own is value and broadcast_from_main(lambda: value) is value
-    require_same({"eta": 0.5})
-    with pytest.raises(kind) as raised, all_or_none():
+    (own,) = collectives.gather(value)
+    assert own is value and collectives.broadcast_from_main(lambda: value) is value
+    collectives.require_same({"eta": 0.5})
+    with pytest.raises(kind) as raised, collectives.all_or_none():
         raise error
     assert raised.value is error
     tensor = torch.ones(3)
-    for same in (local_shard(tensor), whole(tensor), own_part(tensor, tensor), as_shard_of(torch.zeros(3), tensor)):
+    parts = (collectives.own_part(tensor, tensor), collectives.as_shard_of(torch.zeros(3), tensor))
+    for same in (collectives.local_shard(tensor), collectives.whole(tensor), *parts):
         assert same is tensor
     parameter = torch.nn.Parameter(tensor)
     parameter.grad = torch.ones(3)
-    average_gradients([parameter])
+    collectives.average_gradients([parameter])
     assert torch.equal(parameter.grad, torch.ones(3))
 
 
@@ -121,9 +110,9 @@ def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
         meta = TensorMeta(torch.Size([3]), (1,), torch.float32)
         sharded = DTensor(torch.ones(3), DTensorSpec(DeviceMesh("cuda", [0]), (Shard(0),), meta), requires_grad=False)
         copy = torch.zeros(3)
-        found = as_shard_of(sharded, copy)
+        found = collectives.as_shard_of(sharded, copy)
         assert (found.device_mesh, found.placements) == (sharded.device_mesh, sharded.placements)
-        assert local_shard(found).data_ptr() == copy.data_ptr()
+        assert collectives.local_shard(found).data_ptr() == copy.data_ptr()
     finally:
         dist.destroy_process_group()
 

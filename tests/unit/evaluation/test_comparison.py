@@ -44,8 +44,7 @@ def test_a_prompt_with_several_seeds_counts_once():
 def test_gains_are_paired_with_the_first_model_and_one_that_always_wins_has_an_interval_of_some_width():
     comparison = compare({"base": BASE, "trained": {"TA": BASE["TA"] + 0.5}}, ROWS)
     gain = comparison.gains["trained"]["TA"]
-    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5)
-    assert list(comparison.gains) == ["trained"]
+    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5) and list(comparison.gains) == ["trained"]
     rate = comparison.win_rates["TA"]["trained"]["base"]
     assert rate.mean == 1.0 and 0.3 < rate.low < 0.5 and rate.high == 1.0
 
@@ -53,8 +52,7 @@ def test_gains_are_paired_with_the_first_model_and_one_that_always_wins_has_an_i
 def test_win_rates_count_ties_half_and_mirror_each_other_without_pairs_that_failed():
     comparison = compare({"base": BASE, "trained": scores(1.0, 2.0, 5.0, 5.0, 0.0, 0.0)}, ROWS)
     forth, back = comparison.win_rates["TA"]["trained"]["base"], comparison.win_rates["TA"]["base"]["trained"]
-    assert forth.mean == pytest.approx((0.75 + 1 + 0) / 3)
-    assert back.mean == pytest.approx(1 - forth.mean)
+    assert forth.mean == pytest.approx((0.75 + 1 + 0) / 3) and back.mean == pytest.approx(1 - forth.mean)
     assert (back.low, back.high) == (pytest.approx(1 - forth.high), pytest.approx(1 - forth.low))
     failed = BASE["TA"] + 1.0
     failed[:2] = math.nan

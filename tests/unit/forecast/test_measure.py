@@ -1,7 +1,6 @@
 """The forecast: what it measures in closed form, and that a training is afterwards what it was."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,34 +10,20 @@ from scipy.integrate import solve_ivp
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.training.run import Run
-from scripts.forecast.measure import (
-    Agreement,
-    GradientCollector,
-    expected_gain,
-    find_groups,
-    forecast,
-    measure_gradients,
-    outlook_of,
-    sign_products,
-    walk,
-)
+from scripts.forecast import measure
+from scripts.forecast.measure import Agreement, GradientCollector, measure_gradients, outlook_of, walk
 from tests.support.equal_runs import assert_same
 from tests.support.training import ALGORITHMS, PROMPTS, collect_round, weights_of
-
-Make = Callable[..., Run]
 
 
 def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
     def gain(signal: float, spoilt: float, most: float) -> float:
-        return expected_gain(signal, lambda square: spoilt * square, most)
+        return measure.expected_gain(signal, lambda square: spoilt * square, most)
 
-    assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3)
-    assert gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
+    assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3) and gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
     walked = 3**0.5 * math.tanh(3**0.5 / 2 + math.atanh(3**-0.5)) - 1  # solves x' = 1 - x (1 + x / 2)
     assert gain(2.0, 1.0, 2.0) == pytest.approx(2.0 * (1 - math.exp(-1)) - walked, abs=2e-3)
-    assert gain(0.0, 1.0, 2.0) == pytest.approx(-1.0)
-    assert gain(-0.5, 1.0, 2.0) == pytest.approx(-1.5)
+    assert gain(0.0, 1.0, 2.0) == pytest.approx(-1.0) and gain(-0.5, 1.0, 2.0) == pytest.approx(-1.5)
     assert gain(0.5, 0.1, 0.0) == pytest.approx(0, abs=1e-9)
 
 
@@ -55,7 +40,7 @@ def test_signal_equals_noise_at_the_videos_where_it_does():
 
 
 def test_groups_say_what_is_left_to_be_found():
-    groups = find_groups([torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.tensor([0.0, 4.0, 2.0, math.nan])], 2)
+    groups = measure.find_groups([torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.tensor([0.0, 4.0, 2.0, math.nan])], 2)
     assert groups.spread == pytest.approx((2**0.5 + 0 + 8**0.5) / 3)
     assert groups.best == pytest.approx((1 + 0 + 2) / 3)
     assert groups.dead == pytest.approx(2 / 4)  # a group with one score teaches nothing either
@@ -82,7 +67,6 @@ def test_an_outlook_follows_from_steps_up_and_down():
     n = signal / 2.0
 
     def lost(square: float) -> float:
-        """What a walk loses lies between what the two steps lose."""
         return np.interp(square, [0, 0.01, 1], [0, 0.02, spoilt])
 
     def grow(time: float, square: np.ndarray) -> np.ndarray:
@@ -98,9 +82,8 @@ def test_an_outlook_follows_from_steps_up_and_down():
 def test_a_failed_score_costs_only_the_differences_that_need_it():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4"])
     base, rng = np.linspace(-1, 1, 64), np.random.default_rng(0)
-    steps = {
-        rate: np.array([[[up], [-up]]] * 2) + base - down for rate, up, down in ((1e-5, 0.1, 0.0), (1e-4, 0.4, 0.2))
-    }
+    moves = ((1e-5, 0.1, 0.0), (1e-4, 0.4, 0.2))
+    steps = {rate: np.array([[[up], [-up]]] * 2) + base - down for rate, up, down in moves}
     whole = [outlook_of(config, rate, base, steps, 2.0, 0, 1) for rate in steps]
     tried = {rate: np.where(rng.random(rewards.shape) < 0.5, math.nan, rewards) for rate, rewards in steps.items()}
     assert not np.isfinite([*tried[1e-5], *tried[1e-4]]).all((0, 1)).any(), "no video has all its scores"
@@ -113,10 +96,8 @@ def test_a_failed_score_costs_only_the_differences_that_need_it():
     nothing = np.full_like(base, math.nan)
     broken = {**steps, 1e-4: steps[1e-4] + nothing}
     assert outlook_of(config, 1e-5, base, broken, 2.0, 0, 1).gain == whole[0].gain
-    for gain in (
-        outlook_of(config, rate, *given, 2.0, 0, 1).gain
-        for rate, *given in ((1e-4, base, broken), (1e-5, nothing, steps))
-    ):
+    for rate, *given in ((1e-4, base, broken), (1e-5, nothing, steps)):
+        gain = outlook_of(config, rate, *given, 2.0, 0, 1).gain
         assert math.isnan(gain.mean) and math.isnan(gain.low) and gain.num == 0
 
 
@@ -129,7 +110,7 @@ def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training: Make, method: str):
+def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
     algorithm, before = training.algorithm, weights_of(training)
     rounds, config = [collect_round(training) for _ in range(2)], training.config
@@ -141,13 +122,13 @@ def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_traini
     algorithm.optimization = own
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradient, 2 * collector.collected[name], rtol=1e-4, atol=1e-6)
-    assert agreement == Agreement.of(sign_products(gradients), 2 * 4)
+    assert agreement == Agreement.of(measure.sign_products(gradients), 2 * 4)
     assert_same(weights_of(training), before)
     assert own.updates == 0 and all(weight.grad is None for weight in own.parameters.values())
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: str):
+def test_a_gradient_that_is_not_finite_is_refused(make_training, method: str):
     training = make_training(**ALGORITHMS[method])
     own, trajectory = training.algorithm.optimization, collect_round(training)
     trajectory.rollout.latents[0].fill_(math.nan)
@@ -156,7 +137,7 @@ def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: s
     assert training.algorithm.optimization is own and all(weight.grad is None for weight in own.parameters.values())
 
 
-def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training: Make):
+def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training):
     training = make_training(**ALGORITHMS["nft"])
     list(training.algorithm.updates(collect_round(training)))  # after it the old policy differs from the policy
     trajectory = collect_round(training)
@@ -164,7 +145,7 @@ def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algor
     assert_same(first, second)
 
 
-def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
+def test_trial_steps_go_down_the_loss_first_and_then_up(make_training, monkeypatch):
     """Where the weights are, whenever held-out videos are sampled."""
     training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
     seen, sample = [], type(training.validation).sample
@@ -175,7 +156,7 @@ def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, mon
 
     monkeypatch.setattr(type(training.validation), "sample", look)
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
-    forecast(training, prompts, num_rounds=4, rates=[1e-3])
+    measure.forecast(training, prompts, num_rounds=4, rates=[1e-3])
     rounds = [collect_round(again) for _ in range(4)]
     gradients, _ = measure_gradients(again.algorithm, rounds, again.config)
     base, length = seen[0], walk(again.config, 1e-3)[1]
@@ -186,11 +167,11 @@ def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, mon
             torch.testing.assert_close(moved[large], (sign * length * gradient.sign())[large], rtol=2e-3, atol=1e-6)
 
 
-def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
+def test_a_forecast_leaves_the_policy_as_it_was(make_training):
     training = make_training(validation_interval=2)
     before, said = weights_of(training), []
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
-    found = forecast(training, prompts, rates=[1e-3, 2e-4], say=said.append)
+    found = measure.forecast(training, prompts, rates=[1e-3, 2e-4], say=said.append)
     assert_same(weights_of(training), before)
     assert [outlook.rate for outlook in found.outlooks] == [1e-3, 2e-4] and said[-1] == "held-out videos, 9 of 9"
     base, *tried = (np.array(found.held_out[name]) for name in ("base", "0.001", "0.0002"))

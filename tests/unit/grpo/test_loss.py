@@ -8,13 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hyvideo.grpo.advantages import (
-    gdpo_advantages,
-    group_advantages,
-    groups_without_spread,
-    normalize_then_sum,
-    parts_of_advantage,
-)
+from hyvideo.grpo import advantages as rewarded
+from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, normalize_then_sum, parts_of_advantage
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
 from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
@@ -67,7 +62,7 @@ def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing_an
         advantages = group_advantages(torch.full((21,), reward), 7)
         assert advantages.dtype == torch.float32 and advantages.tolist() == [0.0] * 21  # exactly
     rewards = torch.tensor([1.0, 1.0, 1.0, 2.0, NAN, 3.0, NAN, NAN])
-    assert groups_without_spread(rewards, 2).tolist() == [True, False, True, True]
+    assert rewarded.groups_without_spread(rewards, 2).tolist() == [True, False, True, True]
 
 
 def test_rewards_that_form_no_groups_are_refused():

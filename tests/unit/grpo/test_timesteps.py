@@ -35,8 +35,7 @@ def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():
         assert all(rows[start] == rows[start + 1] for start in range(0, 40, 2))
     drawn = torch.tensor([rows[start][0] for rows in rounds for start in range(0, 40, 2)]).bincount(minlength=5)
     assert drawn.min() > 0.75 * 200  # each of five steps in 1000 draws
-    assert rounds[0] != rounds[1]
-    assert rounds[1] == windows("per_group", size=1, round_index=1, num_samples=40)
+    assert rounds[0] != rounds[1] and rounds[1] == windows("per_group", size=1, round_index=1, num_samples=40)
     part = windows("per_group", num_samples=2, num_generations=4)  # what a rank may hold of a group
     assert part[0] == windows("per_group", num_samples=4)[0]
 

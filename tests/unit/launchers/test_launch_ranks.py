@@ -33,15 +33,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATUS_FILE, "")  # put back after the test
 
 
-def test_ranks_that_have_saved_give_their_status_and_after_ctrl_c_have_ended_well():
+def test_ranks_that_have_saved_give_their_status_and_without_their_word_the_launch_has_failed():
     assert launch_ranks.launch([], asked_to_stop(str(PREEMPTED))) == PREEMPTED == 75
-    assert launch_ranks.launch([], asked_to_stop("0", signal.SIGINT)) == 0
-
-
-@pytest.mark.parametrize("status", [None, "0", "", "1"])
-def test_without_their_word_the_launch_has_failed(status: str | None):
-    with pytest.raises(SignalException):
-        launch_ranks.launch([], asked_to_stop(status))
+    assert launch_ranks.launch([], asked_to_stop("0", signal.SIGINT)) == 0  # after Ctrl-C they have ended well
+    for status in (None, "0", "", "1"):
+        with pytest.raises(SignalException):
+            launch_ranks.launch([], asked_to_stop(status))
 
 
 @pytest.mark.parametrize("status", [2, 75])
@@ -53,12 +50,8 @@ def test_what_ranks_have_told_is_the_status(tmp_path: Path, status: int):
 
 def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
     script = tmp_path / "rank.py"
-    script.write_text(
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\n"
-        "time.sleep(60 * (os.environ['RANK'] == '0'))\n"
-        "sys.exit(1)\n"
-    )
+    deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(75))\n"
+    script.write_text(f"{deaf}time.sleep(60 * (os.environ['RANK'] == '0'))\nsys.exit(1)\n")
     with pytest.raises(ChildFailedError, match="exitcode *: 1"):
         launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)])
 

@@ -78,9 +78,7 @@ def test_settings_of_the_allocator_can_be_overridden(project, name):
     assert "allocates by 'max_split_size_mb:64'" in launch(project, **{name: "max_split_size_mb:64"}).stderr
 
 
-def test_without_gpus_one_process_continues_its_folder_and_on_gpus_one_for_each_runs(
-    project,
-):
+def test_without_gpus_one_process_continues_its_folder_and_on_gpus_one_for_each_runs(project):
     flags = "--config configs/sage_8gpu.yaml --output_dir outputs/sage_8gpu --resume_from_checkpoint latest"
     assert launched(project) == ["post_train.py", *flags.split()]
     result = launch_node(project, NNODES="2")

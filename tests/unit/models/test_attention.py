@@ -145,8 +145,7 @@ def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(comp
             graphs.add(counters["stats"]["unique_graphs"])
             replayed = trimmed(**call)[0]
             graphs.add(counters["stats"]["unique_graphs"])
-        assert replayed.requires_grad and not sampled.requires_grad
-        assert torch.equal(replayed, sampled)
+        assert replayed.requires_grad and not sampled.requires_grad and torch.equal(replayed, sampled)
         with torch.no_grad():
             assert torch.allclose(sampled.float(), stock(**call)[0], atol=0.1 if compiler == "inductor" else 1e-6)
     assert len(graphs) == 1  # the first rollout compiles all that there is

@@ -133,8 +133,7 @@ def test_an_adapter_starts_exactly_as_the_base_model_and_comes_back_as_it_was_sa
     save_lora(policy, tmp_path)
     policy.delete_adapters("default")
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER, pretrained_lora_path=str(tmp_path))
-    assert torch.equal(velocity(), expected)
-    assert trainable_parameters(policy).keys() == trained.keys()
+    assert torch.equal(velocity(), expected) and trainable_parameters(policy).keys() == trained.keys()
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["fresh", "loaded"])
@@ -186,5 +185,4 @@ def test_encoders_that_visit_encode_as_those_that_stay_and_nothing_is_copied_bac
     pipeline.vae.to("meta")  # where they are to go, and nothing can be computed
     with pytest.raises((RuntimeError, NotImplementedError)):
         pipeline.encode(prompts)
-    assert set(seen) == {"meta"}
-    assert [places(encoder) for encoder in pipeline.encoders] == before
+    assert set(seen) == {"meta"} and [places(encoder) for encoder in pipeline.encoders] == before

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -331,12 +332,8 @@ def test_what_is_no_file_is_not_read(tiny_root, tmp_path, kind):
         return path
 
     path = put(tmp_path / ADAPTER_FILE)
-    for read in (
-        lambda: SafetensorsFolder(tmp_path),
-        lambda: load_lora(build_transformer(), tmp_path),
-        lambda: _load(path),
-        lambda: read_pickled(path),
-    ):
+    of_folder = (SafetensorsFolder, lambda folder: load_lora(build_transformer(), folder))
+    for read in (*(partial(one, tmp_path) for one in of_folder), partial(_load, path), partial(read_pickled, path)):
         with pytest.raises(ValueError, match=str(path)):
             read()
     root = shutil.copytree(tiny_root, tmp_path / "root")

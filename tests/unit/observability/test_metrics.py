@@ -103,8 +103,7 @@ def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_no_s
     with pytest.raises(ValueError, match=r"line 3: expected a JSON object.*received b'\{\"step\": 3, \"rewa'"):
         read_metrics(log.path)
     log = write_rows(tmp_path, [3])
-    assert steps_in(log.path) == [1, 2, 3]
-    assert log.discarded_path.read_text() == '{"step": 3, "rewa\n'
+    assert steps_in(log.path) == [1, 2, 3] and log.discarded_path.read_text() == '{"step": 3, "rewa\n'
     log.path.write_text(log.path.read_text().rstrip("\n"))  # a whole row that lost only its line end
     log.discarded_path.unlink()
     write_rows(tmp_path, [4])
@@ -230,8 +229,7 @@ def test_other_ranks_only_warn_and_pace_and_time_left_count_from_the_restored_st
     console.info("not said")
     console.warning("slow disk")
     console.close()
-    assert capsys.readouterr().err == "WARNING (rank 3): slow disk\n"
-    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == "WARNING (rank 3): slow disk\n" and list(tmp_path.iterdir()) == []
     clock = iter([0.0, 100.0, 120.0])  # made, started, after two updates
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     console = Console(tmp_path, rank=0)

@@ -43,8 +43,7 @@ def test_a_training_that_ends_too_early_is_not_measured(tmp_path):
 
 
 def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
-    assert train([run], jobs=1, minutes=0) == []
-    assert not run.folder.exists()
+    assert train([run], jobs=1, minutes=0) == [] and not run.folder.exists()
 
 
 def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
@@ -94,8 +93,7 @@ def test_a_measurement_that_is_stopped_takes_its_programs_with_it(tmp_path):
 
 
 def test_a_run_that_another_command_has_finished_meanwhile_is_not_made_again(tmp_path):
-    assert train([Measurement(tmp_path / "made")], jobs=1) == []
-    assert not (tmp_path / "child").exists()
+    assert train([Measurement(tmp_path / "made")], jobs=1) == [] and not (tmp_path / "child").exists()
 
 
 def test_a_run_that_another_command_trains_is_left_to_it(run):

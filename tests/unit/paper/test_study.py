@@ -30,26 +30,17 @@ def test_publishing_writes_everything_and_again_replaces_it(tmp_path):
 def test_what_was_published_can_be_described_again_from_its_json(tmp_path):
     STUDY.publish({"seen": 3, "odd": [math.nan, 1 / 3]}, tmp_path)
     found = read_found(tmp_path / "claims/colours.json")
-    assert STUDY.section(found) in (tmp_path / "claims.md").read_text()
+    section = STUDY.section(found)
+    assert section in (tmp_path / "claims.md").read_text() and section.startswith('<a id="colours"></a>')
+    assert "`python -m scripts.paper.colours`" in section and "(claims/colours.json)" in section
     assert math.isnan(found["odd"][0]) and found["odd"][1] == 0.333333
 
 
-def test_backslashes_in_a_part_stay_as_they_are():
-    before = "<!-- a -->\nold\n<!-- /a -->"
-    assert replace_part(before, "a", r"\1 \n") == "<!-- a -->\n\\1 \\n\n<!-- /a -->"
-
-
-def test_the_table_has_the_claims_of_every_study(tmp_path):
+def test_the_table_has_the_claims_of_every_study_and_backslashes_in_a_part_stay_as_they_are(tmp_path):
     for name in ("b", "a"):
         claims = [{"text": f"claim of {name}", "verdict": OPEN, "evidence": "none"}]
         (tmp_path / f"{name}.json").write_text(json.dumps({"claims": claims}))
-    assert [line.split(" | ")[0] for line in claims_table(tmp_path).splitlines()[2:]] == [
-        "| [claim of a](#a)",
-        "| [claim of b](#b)",
-    ]
-
-
-def test_a_section_says_its_anchor_command_and_raw_numbers():
-    section = STUDY.section({"seen": 5})
-    assert section.startswith('<a id="colours"></a>')
-    assert "`python -m scripts.paper.colours`" in section and "(claims/colours.json)" in section
+    rows = [line.split(" | ")[0] for line in claims_table(tmp_path).splitlines()[2:]]
+    assert rows == ["| [claim of a](#a)", "| [claim of b](#b)"]
+    before = "<!-- a -->\nold\n<!-- /a -->"
+    assert replace_part(before, "a", r"\1 \n") == "<!-- a -->\n\\1 \\n\n<!-- /a -->"

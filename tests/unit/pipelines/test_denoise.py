@@ -13,13 +13,8 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import forma
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
-    Conditioning,
-    FirstFrames,
-    Guidance,
-    HunyuanVideoGRPOPipeline,
-    SampleNoise,
-)
+from hyvideo.pipelines import hunyuan_video_grpo_pipeline as pipelines
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Guidance, HunyuanVideoGRPOPipeline, SampleNoise
 from hyvideo.pipelines.sampling import sample_prompts, truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_stock_pipeline, noise_of
@@ -64,15 +59,12 @@ GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))
 
 def test_rows_are_picked_in_any_order_with_their_image_and_a_negative_row_follows_for_every_row():
     positive, negative = Conditioning(TEXT[:2], GLYPH[:2]), Conditioning(TEXT[2:], GLYPH[2:])
-    for received, rows in (
-        (Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1]),
-        (positive.with_negative(negative), [0, 1, 2, 2]),
-        (negative.with_negative(positive.rows([1])), [2, 1]),
-    ):
+    cases = [(Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1]), (positive.with_negative(negative), [0, 1, 2, 2])]
+    for received, rows in [*cases, (negative.with_negative(positive.rows([1])), [2, 1])]:
         assert len(received) == len(rows)
         assert all(torch.equal(text, TEXT[row]) for text, row in zip(received.text, rows, strict=True))
         assert all(torch.equal(glyph, GLYPH[row]) for glyph, row in zip(received.glyph, rows, strict=True))
-    images = FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
+    images = pipelines.FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
     conditioning = Conditioning(TEXT, GLYPH, images).rows([2, 0])
     guided = conditioning.with_negative(Conditioning(TEXT[:1], GLYPH[:1]))
     for received, expected in ((conditioning, [2, 0]), (guided, [2, 0, 2, 0])):
@@ -109,8 +101,7 @@ def test_the_limit_is_the_encoders_own_and_said_when_training_begins(pipeline, t
 def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
     around = len('Text "". ')
     whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
-    assert told(whole) is None
-    assert "256 quoted bytes of 255 in 'a wall" in told(cut)
+    assert told(whole) is None and "256 quoted bytes of 255 in 'a wall" in told(cut)
     both = told(cut + " red" * 1000)  # is one prompt
     assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
     assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
@@ -150,8 +141,7 @@ def test_guidance_is_the_formula_in_one_call_unless_1(pipeline, latents, conditi
         negative = pipeline.velocity(alone, step, guidance.negative, Guidance())
         expected.append(negative + 6.0 * (prompted - negative))
     received = pipeline.velocity(latents, index, conditioning, guidance)
-    assert largest_relative_error(received, torch.cat(expected)) <= 1e-5
-    assert rows[6:] == [6]
+    assert largest_relative_error(received, torch.cat(expected)) <= 1e-5 and rows[6:] == [6]
     pipeline.velocity(latents, 0, conditioning, Guidance(1.0, guidance.negative))
     assert rows[6:] == [6, 3]
     with pytest.raises(ValueError, match=r"scale 6\.0 needs a negative conditioning"):

@@ -101,8 +101,7 @@ def test_ratios_have_the_published_sizes():
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_every_ratio_has_a_size_of_about_the_models_number_of_pixels(width, height):
     size = bucket_size(640, 16, width=width, height=height)
-    assert all(side % 16 == 0 for side in size)
-    assert 0.85 * 640**2 <= size[0] * size[1] <= 640**2
+    assert all(side % 16 == 0 for side in size) and 0.85 * 640**2 <= size[0] * size[1] <= 640**2
 
 
 def test_the_centre_is_kept_and_an_image_of_the_size_is_untouched():
@@ -147,8 +146,7 @@ def test_published_versions_are_sampled_as_their_authors_do(tmp_path, key, expec
     root = write_version(tmp_path, version, ideal_resolution=resolution, ideal_task=task, use_meanflow=meanflow)
     defaults = sampling_defaults(root, version)
     names = ("guidance_scale", "shift", "num_inference_steps", "fixed_size")
-    assert tuple(defaults[name] for name in names) == expected
-    assert defaults["video_length"] == 121
+    assert tuple(defaults[name] for name in names) == expected and defaults["video_length"] == 121
     assert sampling_defaults(root) == defaults  # the only version there
 
 

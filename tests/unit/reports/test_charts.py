@@ -81,8 +81,7 @@ def test_five_thousand_updates_take_little_room_and_keep_a_single_spike():
     noise[3217] = 50.0
     chart = draw("t", "a", [Line("", steps, noise, raw=noise, band=(noise - 1, noise + 1))])
     heights = [y for _, _, y in curve(chart)]
-    assert len(chart.picture) < 150_000
-    assert np.mean(heights) - min(heights) > 100
+    assert len(chart.picture) < 150_000 and np.mean(heights) - min(heights) > 100
 
 
 def test_curves_take_colours_of_the_page_and_differ_by_their_dash_where_these_are_used_up():

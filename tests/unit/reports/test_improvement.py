@@ -99,22 +99,16 @@ def gain(mean, low, high, num_pairs=16):
     return Gain(0.0, mean, mean, low, high, mean / 2, num_pairs, 0)  # the base's scores have a spread of 2
 
 
-@pytest.mark.parametrize(
-    ("reward", "direction", "words"),
-    [
+def test_the_verdict_says_whether_and_by_how_much_and_of_a_reward_that_rose_while_a_metric_fell_that():
+    for reward, direction, words in (
         (gain(0.4, 0.3, 0.5), "better", "Improved: reward +0.20 base std, 95 % interval +0.15 to +0.25"),
         (gain(-0.4, -0.5, -0.3), "worse", "Got worse: reward −0.20 base std"),
         (gain(0.1, -0.1, 0.3), "unclear", "No clear change: reward +0.05 base std"),
         (gain(0.4, 0.3, 0.5, num_pairs=3), "unclear", "Too few videos to tell"),
-    ],
-)
-def test_the_verdict_says_whether_and_by_how_much(reward, direction, words):
-    verdict = verdict_of(PairedComparison("before training", "after update 30", {"reward": reward}))
-    assert verdict.direction == direction and verdict.headline.startswith(words)
-    assert f"{reward.num_pairs} videos of the same prompts and seeds" in verdict.detail
-
-
-def test_a_reward_that_rose_while_a_metric_fell_says_so():
+    ):
+        verdict = verdict_of(PairedComparison("before training", "after update 30", {"reward": reward}))
+        assert verdict.direction == direction and verdict.headline.startswith(words)
+        assert f"{reward.num_pairs} videos of the same prompts and seeds" in verdict.detail
     gains = {"reward": gain(0.4, 0.3, 0.5), "MQ": gain(0.5, 0.4, 0.6), "TA": gain(-0.2, -0.3, -0.1)}
     assert verdict_of(PairedComparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
 

@@ -154,9 +154,8 @@ def charts_of(page):
 
 MIXING = ("Share of each metric in the advantage", "Spread of each metric within a prompt")
 MIXING += ("Correlation of each metric with the others",)
-OF_BOTH = {
-    f"mixing/{of}_{name}": y for of in ("share", "spread", "correlation") for name, y in (("VQ", 0), ("TA", 0.125))
-}
+PLACES = ("share", "spread", "correlation")
+OF_BOTH = {f"mixing/{of}_{name}": y for of in PLACES for name, y in (("VQ", 0), ("TA", 0.125))}
 TWICE = "{0} at update 1, {0} at update 3"
 DISTANCES = {"Distance to the old policy": TWICE.format(0.1), "Distance to the base": TWICE.format(0.2)}
 PARTS = {

@@ -17,8 +17,7 @@ def test_a_whole_run_is_read_back(tmp_path):
     assert list(run.samples) == [10, 30] and run.column("seconds")[-1] == pytest.approx(10.2)
     steps, means = run.validation("reward")
     assert steps.tolist() == [10, 30] and means[1] - means[0] == pytest.approx(0.5)
-    assert run.config.rollout.sde_type == "sage_grpo"
-    assert run.problems == () and run.warnings == ()
+    assert run.config.rollout.sde_type == "sage_grpo" and run.problems == () and run.warnings == ()
 
 
 def test_a_killed_runs_torn_line_and_missing_files_are_named(tmp_path):
@@ -29,8 +28,7 @@ def test_a_killed_runs_torn_line_and_missing_files_are_named(tmp_path):
     (folder / "samples" / "step_10" / "scores.jsonl").write_text('{"video": 3}\n')
     (folder / "console.log").write_text("2026-01-01 10:00:00 fine\n2026-01-01 10:00:01 WARNING: reward server slow\n")
     run = read_run(folder)
-    assert run.num_updates == 30 and run.config is None and not run.samples
-    assert len(run.problems) == 3
+    assert run.num_updates == 30 and run.config is None and not run.samples and len(run.problems) == 3
     assert "line 31" in run.problems[0] and "learning_rat" in run.problems[1] and "'video'" in run.problems[2]
     assert run.warnings == ("2026-01-01 10:00:01 WARNING: reward server slow",)
 
@@ -53,8 +51,7 @@ def test_rewards_have_one_point_per_round_and_failed_scores_are_left_out(tmp_pat
     run = read_run(folder)
     steps, rewards = run.per_round("reward/mean")
     assert steps.tolist() == [1, 3] and rewards.tolist() == [0.5, 0.7]
-    assert math.isnan(run.samples[4][0].reward)
-    assert run.validation("reward")[1].tolist() == [0.4]
+    assert math.isnan(run.samples[4][0].reward) and run.validation("reward")[1].tolist() == [0.4]
     assert np.isnan(run.column("never logged")).all()
 
 

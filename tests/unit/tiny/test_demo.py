@@ -14,8 +14,7 @@ def test_ranks_share_whole_groups_and_leave_no_video_out(monkeypatch, batch_size
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     monkeypatch.setattr(subprocess, "call", lambda command, env: started.extend(command) or 0)
-    assert main(["--batch_size", str(batch_size)]) == 0
-    assert f"--nproc_per_node={num_ranks}" in started
+    assert main(["--batch_size", str(batch_size)]) == 0 and f"--nproc_per_node={num_ranks}" in started
 
 
 def test_a_folder_that_cannot_be_made_and_a_resume_which_misses_the_base_model_are_refused(
@@ -23,8 +22,7 @@ def test_a_folder_that_cannot_be_made_and_a_resume_which_misses_the_base_model_a
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert main(["--output_dir", str(tmp_path / "file")]) == 2
-    assert "demo: " in capsys.readouterr().err
+    assert main(["--output_dir", str(tmp_path / "file")]) == 2 and "demo: " in capsys.readouterr().err
     monkeypatch.delenv("WORLD_SIZE")
     assert main(["--resume_from_checkpoint", "latest", "--output_dir", "outputs/demo"]) == 2
     assert "leave --resume_from_checkpoint out" in capsys.readouterr().err

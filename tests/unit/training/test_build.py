@@ -1,7 +1,6 @@
 """What a configuration says reaches the part that it is about."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,15 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.build import build_pipeline, check_weights
-from hyvideo.training.run import Run
 from tests.support.rewards import Brightness
 from tests.support.training import arguments, training_of, write_prompts
-
-Make = Callable[..., Run]
 
 
 @pytest.mark.parametrize(
     ("sde_type", "published"),
     [("sage_grpo", False), ("dance_grpo", False), ("flow_grpo", False), ("cps", False), ("cps", True)],
 )
-def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str, published: bool):
+def test_the_equalizer_is_that_of_the_runs_own_steps(make_training, sde_type: str, published: bool):
     form = {"published": "cps_equalizer"} if published else {}
     training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02, **form)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
@@ -37,12 +33,11 @@ def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_ty
     assert torch.equal(training.algorithm.scales, equalizer_scales(norms))
 
 
-def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Make):
+def test_the_kl_coefficient_follows_the_configured_schedule(make_training):
     settings = {"kl_weight": 0.01, "kl_min_coef": 1e-4, "kl_coef": 4e-4, "kl_warmup_updates": 3, "kl_target": 0.07}
     controller = make_training(**settings, kl_schedule="milder").algorithm.controller
-    expected = KLController(
-        max_coef=0.01, min_coef=1e-4, start_coef=4e-4, warmup_updates=3, target=0.07, schedule="milder"
-    )
+    coefficients = {"max_coef": 0.01, "min_coef": 1e-4, "start_coef": 4e-4}
+    expected = KLController(**coefficients, warmup_updates=3, target=0.07, schedule="milder")
     assert vars(controller) == vars(expected)
 
 
@@ -61,9 +56,7 @@ def test_lambda_is_brought_to_what_its_ceiling_allows(flags: list[str], bounds: 
     assert (controller.min_coef, controller.start_coef) == pytest.approx(bounds)
 
 
-def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
-    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(tiny_root, tmp_path, monkeypatch):
     csv = write_prompts(tmp_path / "prompts.csv")
 
     class Editor(Brightness):
@@ -82,21 +75,21 @@ def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
 
 
 @pytest.mark.parametrize("recomputed", ["none", "full", "selective", "cheap", "elementwise"])
-def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str):
+def test_blocks_are_recomputed_as_asked(make_training, recomputed: str):
     for block in make_training(activation_checkpointing=recomputed).policy.transformer.transformer_blocks:
         assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed != "none")
         assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed not in ("none", "full"))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_blocks_are_compiled_if_asked(make_training: Make, compiled: bool):
+def test_blocks_are_compiled_if_asked(make_training, compiled: bool):
     for block in make_training(enable_compile=compiled).policy.transformer.transformer_blocks:
         called = getattr(block.forward, "args", [block.forward])[0]
         assert hasattr(called, "_torchdynamo_orig_callable") == compiled
 
 
 @pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])
-def test_encoders_go_to_the_runs_device_unless_they_rest(make_training: Make, offload: bool, place: str):
+def test_encoders_go_to_the_runs_device_unless_they_rest(make_training, offload: bool, place: str):
     training = make_training(encoder_offload=offload)
     pipeline = build_pipeline(training.config, torch.device("meta"), training.mesh)
     assert pipeline.encoder_offload == offload
@@ -104,7 +97,7 @@ def test_encoders_go_to_the_runs_device_unless_they_rest(make_training: Make, of
     assert pipeline.vae.device.type == pipeline.transformer.device.type == "meta"
 
 
-def test_validation_videos_have_settings_of_their_own(make_training: Make):
+def test_validation_videos_have_settings_of_their_own(make_training):
     settings = {"validate_video_length": 9, "validation_fixed_size": "48x32", "validation_global_seed": 5}
     training = make_training(cfg_scale=4.0, validation_interval=1, validation_timestep_shift=7.0, **settings)
     scheduler = FlowMatchDiscreteScheduler(shift=7.0)
@@ -113,8 +106,7 @@ def test_validation_videos_have_settings_of_their_own(make_training: Make):
     guidance = Guidance(4.0, pipeline.encode([""], glyphs=False))
     expected = sample_prompts(pipeline, prompts, guidance, num_frames=9, size=(48, 32), seed=5, batch_size=2)
     received = training.validation.sample(prompts).videos
-    assert received.shape == (2, 9, 48, 32, 3)
-    assert torch.equal(received, expected)
+    assert received.shape == (2, 9, 48, 32, 3) and torch.equal(received, expected)
 
 
 @pytest.mark.parametrize("setting", ["reward_config", "reward_guard"])

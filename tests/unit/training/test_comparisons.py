@@ -1,6 +1,5 @@
 """Rounds are compared with those of other weights on the same prompts and noise, and the videos of a group."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +8,10 @@ import torch
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.collect import collect, gain_over, group_diversity, thumbnails
-from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
-Make = Callable[..., Run]
 
-
-def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training: Make):
+def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training):
     """At the first update the two are one; later ones differ, and comparing changes nothing else."""
     flags = {"max_steps": 5, "learning_rate": 1e-2}
     training, without = make_training(**flags, base_interval=2), make_training(**flags)
@@ -25,14 +21,13 @@ def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(
     assert [row["step"] for row in rows if "reward/over_base" in row] == [1, 3, 5]
     assert rows[0]["reward/over_base"] == 0.0
     assert rows[2]["reward/over_base"] != 0.0 != rows[4]["reward/over_base"]
-    left = [
-        {name: value for name, value in row.items() if name != "reward/over_base"}
-        for row in rows_of(training.folder.path)
-    ]
+    left = rows_of(training.folder.path)
+    for row in left:
+        row.pop("reward/over_base", None)
     assert left == rows_of(without.folder.path)
 
 
-def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weights(make_training: Make):
+def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weights(make_training):
     training = make_training()
     parts = (training.policy, training.algorithm, training.reward, training.rounds.next())
     before = collect(*parts)
@@ -46,7 +41,7 @@ def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weigh
 
 
 @pytest.mark.parametrize("adapter", [{}, {"use_lora": True}], ids=["all weights", "a fresh adapter"])
-def test_a_resumed_run_is_compared_with_the_same_base(make_training: Make, adapter: dict[str, Any]):
+def test_a_resumed_run_is_compared_with_the_same_base(make_training, adapter: dict[str, Any]):
     flags = {"max_steps": 3, "learning_rate": 1e-2, "save_interval": 2, "base_interval": 2} | adapter
     whole = make_training(**flags)
     whole.train()
@@ -66,10 +61,8 @@ def test_thumbnails_keep_colours_and_places_and_forget_the_size():
     videos = torch.zeros(2, 9, 32, 48, 3, dtype=torch.uint8)
     videos[1, :, :, 24:, 0] = 255
     dark, half_red = thumbnails(videos)
-    assert dark.shape == (4 * 3 * 16 * 16,)
-    assert dark.abs().max() == 0
+    assert dark.shape == (4 * 3 * 16 * 16,) and dark.abs().max() == 0
     red = half_red.view(4, 3, 16, 16)
-    assert red[:, 0, :, 8:].min() == 1
-    assert red[:, 0, :, :8].max() == red[:, 1:].max() == 0
+    assert red[:, 0, :, 8:].min() == 1 and red[:, 0, :, :8].max() == red[:, 1:].max() == 0
     # A shorter video has fewer frames.
     assert thumbnails(torch.zeros(1, 1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3 * 16 * 16)

@@ -1,24 +1,20 @@
 """perf/*: needed operations over seconds, by hand."""
 
-from collections.abc import Callable
-
 import pytest
 
 from hyvideo.models.flops import transformer_flops
-from hyvideo.training.run import Performance, Run
+from hyvideo.training.run import Performance
 from tests.support.training import collect_round
 
 SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/update": 4.0}
 
 
 @pytest.mark.parametrize(("cfg_scale", "use_lora"), [(1.0, False), (4.0, False), (1.0, True)])
-def test_utilisation_counts_each_evaluation_of_valid_tokens(
-    make_training: Callable[..., Run], cfg_scale: float, use_lora: bool
-):
+def test_utilisation_counts_each_evaluation_of_valid_tokens(make_training, cfg_scale: float, use_lora: bool):
     training = make_training(cfg_scale=cfg_scale, use_lora=use_lora, updates_per_rollout=2)
     trajectory = collect_round(training)
-    policy, run = training.policy, training
-    performance = Performance(policy, run.config, run.mesh, peak_tflops=1e-3, updates_per_round=2)
+    policy = training.policy
+    performance = Performance(policy, training.config, training.mesh, peak_tflops=1e-3, updates_per_round=2)
     row = performance.row(trajectory, 8, SECONDS)
 
     config = policy.transformer.config

@@ -5,7 +5,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,34 +86,26 @@ def test_its_state_survives_as_json():
     assert repr(other) == repr(guard)
 
 
-Guarded = Callable[..., Run]
-
-
 @pytest.fixture
-def guarded(no_encoding: None, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
+def guarded(no_encoding: None, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Train for brightness; the judge is darkness, the planted flaw whose truth is exact, or `sign` +1, brightness."""
     monkeypatch.setattr(guards, "ALPHA", 0.9)
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
 
     def make(name: str, sign: int = -1, **settings: object) -> Run:
         judge = {"models": {BRIGHTNESS: {"sub_reward": {"brightness": float(sign)}}}}
-        planted = GUARDED | {
-            "reward_model": BRIGHTNESS,
-            "reward_weights": json.dumps({"brightness": 1.0}),
-            "reward_guard": json.dumps(judge),
-            "max_steps": 8,
-        }
-        return training_of(arguments(tiny_root, prompts, tmp_path / name, **planted | settings))
+        planted = {"reward_model": BRIGHTNESS, "reward_weights": '{"brightness": 1}', "reward_guard": json.dumps(judge)}
+        settings = GUARDED | planted | {"max_steps": 8} | settings
+        return training_of(arguments(tiny_root, prompts, tmp_path / name, **settings))
 
     return make
 
 
-def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_honest_judge_does_not(guarded: Guarded):
+def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_honest_judge_does_not(guarded):
     hacked = guarded("hacked", reward_guard_action="stop")
     assert hacked.train() == "reward_guard"
     rows, folder = rows_of(hacked.folder.path), hacked.folder.checkpoints
-    assert 1 <= len(rows) < 8
-    assert rows[-1]["valid/judge"] == pytest.approx(-rows[-1]["valid/reward"])
+    assert 1 <= len(rows) < 8 and rows[-1]["valid/judge"] == pytest.approx(-rows[-1]["valid/reward"])
     judged = [rows_of_judge(hacked), *(row["valid/judge"] for row in rows)]
     best = named_checkpoint(folder / BEST)
     assert best.name == f"step_{judged.index(max(judged))}"
@@ -124,7 +116,7 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
     assert honest.train() is None and len(rows_of(honest.folder.path)) == 4
 
 
-def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded: Guarded):
+def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded):
     training = guarded("warned", reward_guard_action="warn", max_steps=5)
     assert training.train() is None
     rows, folder = rows_of(training.folder.path), training.folder.checkpoints
@@ -149,6 +141,9 @@ def judged_by(name: str, metric: str, **options: object) -> str:
     return json.dumps({"models": {name: {"sub_reward": {metric: 1.0}, "options": options}}})
 
 
+COMPARED = "would compare 2 validation videos that its judge can judge .not 'a red circle"
+
+
 @pytest.mark.parametrize(
     ("judge", "settings", "message"),
     [
@@ -159,25 +154,17 @@ def judged_by(name: str, metric: str, **options: object) -> str:
         (judged_by("moving_shapes", "MQ"), {"validation_num_videos": 4}, "at least 8"),
         (judged_by("pickscore", "PickScore"), {}, "reward_guard: no reward named"),
         (judged_by("foo:Bar", "x"), {}, "reward_guard: 'foo:Bar' cannot be imported"),
-        (
-            judged_by("pick_score", "PickScore"),
-            {},
-            "reward_guard: pick_score .*missing a required argument: 'checkpoint'",
-        ),
-        (
-            judged_by("text_rendering", "TEXT"),
-            {"reward_model": BRIGHTNESS},
-            "would compare 2 validation videos that its judge can judge .not 'a red circle",
-        ),
+        (judged_by("pick_score", "PickScore"), {}, "reward_guard: pick_score .*required argument: 'checkpoint'"),
+        (judged_by("text_rendering", "TEXT"), {"reward_model": BRIGHTNESS}, COMPARED),
     ],
 )
-def test_a_guard_that_could_not_judge_is_refused(guarded: Guarded, judge: str, settings: dict[str, Any], message: str):
+def test_a_guard_that_could_not_judge_is_refused(guarded, judge: str, settings: dict[str, Any], message: str):
     settings = {"reward_model": f"{__name__}:{Unloadable.__name__}"} | settings
     with pytest.raises(ValueError, match=message):
         guarded("refused", reward_guard=judge, **settings)
 
 
-def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded: Guarded):
+def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded):
     settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 9}
     first = guarded("first", **settings, max_steps=2)
     assert first.train() is None
@@ -189,7 +176,7 @@ def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guard
     assert not (folder.checkpoints / BEST).exists()
 
 
-def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_abandons(guarded: Guarded):
+def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_abandons(guarded):
     settings = {"validation_interval": 2, "save_interval": 1, "keep_last": 9, "max_steps": 2}
     first = guarded("run", **settings)
     first.train()
@@ -205,9 +192,8 @@ def rows_of_judge(training: Run) -> float:
     return training.state.guard.looks[0].mean
 
 
-def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_resumed(guarded: Guarded):
-    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 1}
-    settings |= {"max_steps": 6}
+def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_resumed(guarded):
+    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 1, "max_steps": 6}
     whole = guarded("whole", **settings)
     state, restored = whole.state, []
     put_back = state.put_policy_back
@@ -258,20 +244,12 @@ def warnings(**moves: float) -> list[str]:
 )
 def test_a_rise_at_the_cost_of_something_is_told_once_with_its_numbers(moves: dict[str, float], said: str):
     (warning,) = warnings(**moves)
-    assert "reward/mean rose from" in warning
-    assert re.search(said, warning)
+    assert "reward/mean rose from" in warning and re.search(said, warning)
 
 
-@pytest.mark.parametrize(
-    "moves",
-    [
-        {"reward": 1.0, "valid": 0.5, "diversity": 0.0},
-        {"reward": 0.0, "valid": -0.5, "diversity": -0.08},
-        {"reward": -1.0, "valid": -0.5, "diversity": -0.08},
-    ],
-)
-def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
-    assert warnings(**moves) == []
+def test_an_honest_rise_and_no_rise_are_not():
+    for reward, valid, diversity in ((1.0, 0.5, 0.0), (0.0, -0.5, -0.08), (-1.0, -0.5, -0.08)):
+        assert warnings(reward=reward, valid=valid, diversity=diversity) == []
 
 
 def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,13 @@ from hyvideo.training.run import Run
 from tests.support.ranks import run_on_ranks
 from tests.support.training import arguments, training_of
 
-Make = Callable[..., Run]
-
 
 def rows_below(folder: Path, name: str = "scores.jsonl") -> list[dict]:
     path = folder / "rollouts" / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def test_a_row_says_what_a_video_of_a_round_scored_and_its_advantage(make_training: Make, monkeypatch):
+def test_a_row_says_what_a_video_of_a_round_scored_and_its_advantage(make_training, monkeypatch):
     training, seen = make_training(max_steps=2), []
     begin = Run.begin_updates
 
@@ -32,9 +29,8 @@ def test_a_row_says_what_a_video_of_a_round_scored_and_its_advantage(make_traini
     monkeypatch.setattr(Run, "begin_updates", look)
     training.train()
     rows = rows_below(training.folder.path)
-    assert [(row["step"], row["round"], row["video"]) for row in rows] == [
-        (s + 1, s, v) for s in (0, 1) for v in range(4)
-    ]
+    places = [(row["step"], row["round"], row["video"]) for row in rows]
+    assert places == [(s + 1, s, v) for s in (0, 1) for v in range(4)]
     for row in rows:
         trajectory, video = seen[row["round"]], row["video"]
         assert row["prompt"] == trajectory.prompts[video] and row["seed"] == 42
@@ -47,13 +43,13 @@ def test_a_row_says_what_a_video_of_a_round_scored_and_its_advantage(make_traini
     assert all(rows[n]["advantage"] == -rows[n + 1]["advantage"] != 0 for n in (2, 6))  # the second group of each round
 
 
-def test_a_resumed_run_discards_the_rows_of_rounds_that_it_makes_again(make_training: Make, tiny_root, prompts_csv):
-    training = make_training(max_steps=3, save_interval=1, keep_last=3)
+def test_a_resumed_run_discards_the_rows_of_rounds_that_it_makes_again(make_training, tiny_root, prompts_csv):
+    settings = {"max_steps": 3, "save_interval": 1, "keep_last": 3}
+    training = make_training(**settings)
     training.train()
     folder, whole = training.folder.path, rows_below(training.folder.path)
     with (folder / "rollouts" / "scores.jsonl").open("a") as file:
         file.write('{"step": 3, "round": 2, "vid')  # a kill while it wrote
-    settings = {"max_steps": 3, "save_interval": 1, "keep_last": 3}
     given = folder / "checkpoints" / "step_1"
     again = training_of(arguments(tiny_root, prompts_csv, folder, **settings, resume_from_checkpoint=given))
     assert rows_below(folder) == whole[:4]
@@ -67,9 +63,7 @@ def train_on_a_rank(root: Path, csv: Path, folder: Path) -> None:
     training_of(arguments(root, csv, folder, batch_size=2, enable_fsdp=True, max_steps=1)).train()
 
 
-def test_the_ranks_of_a_run_write_the_rows_that_one_process_writes(
-    make_training: Make, tiny_root, prompts_csv, tmp_path
-):
+def test_the_ranks_of_a_run_write_the_rows_that_one_process_writes(make_training, tiny_root, prompts_csv, tmp_path):
     alone = make_training(max_steps=1)
     alone.train()
     run_on_ranks(2, train_on_a_rank, tiny_root, prompts_csv, tmp_path / "ranks")

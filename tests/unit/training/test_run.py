@@ -35,27 +35,25 @@ def metrics_of(training: Run) -> list[dict[str, float]]:
     return read_metrics(training.folder.path / "metrics.jsonl")
 
 
-def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_asked_ones_stay(make_training: Make):
+def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_asked_ones_stay(make_training):
     training = make_training(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
     training.train()
     assert saved_steps(training) == ["step_4", "step_10"]  # the round that reaches max_steps is made whole
     assert latest_checkpoint(training.folder.checkpoints).name == "step_10"
 
 
-def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(make_training: Make):
+def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(make_training):
     training = make_training(updates_per_rollout=2, max_steps=4)
     training.train()
     rows = metrics_of(training)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert [row["round"] for row in rows] == [0, 0, 1, 1]
+    assert [(row["step"], row["round"]) for row in rows] == [(1, 0), (2, 0), (3, 1), (4, 1)]
     assert {row["ratio/max_deviation"] for row in rows} == {0.0}
     assert rows[1]["kl/velocity"] != 0  # although the second update's own ratios are not 1
-    assert rows[0]["kl/position"] == 0
-    assert rows[1]["kl/position"] > 0
+    assert rows[0]["kl/position"] == 0 < rows[1]["kl/position"]
     assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
 
 
-def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_training: Make):
+def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_training):
     """A sampler without noise has none; the default's leaves noise in the latents, and nothing else changes."""
     flags = {"max_steps": 4, "validation_interval": 2, "validation_num_videos": 2}
     training, quiet = make_training(**flags), make_training(**flags, eta=1e-9, kl_weight=0)
@@ -67,13 +65,11 @@ def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_
     assert [row.get("rollout/ode_gap") for row in metrics_of(quiet)] == [pytest.approx(0, abs=1e-4), None] * 2
     without = make_training(**flags | {"validation_interval": 0})
     without.train()
-    compared = ("reward/mean", "loss/total", "grad_norm")
-    assert [[row[name] for name in compared] for row in metrics_of(without)] == [
-        [row[name] for name in compared] for row in rows
-    ]
+    for name in ("reward/mean", "loss/total", "grad_norm"):
+        assert [row[name] for row in metrics_of(without)] == [row[name] for row in rows]
 
 
-def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Make):
+def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training):
     """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
     kl = {"kl_weight": 0.01, "kl_min_coef": 0.001, "kl_warmup_updates": 2, "kl_target": 1e-9}
     training = make_training(max_steps=4, updates_per_rollout=2, lr_warmup_steps=2, learning_rate=1e-4, **kl)
@@ -115,7 +111,7 @@ def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: 
     assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {training.folder.path}" in console
 
 
-def interrupt_rollout(training: Run, monkeypatch: Patch, number: signal.Signals, step: int) -> None:
+def interrupt_rollout(training: Run, monkeypatch, number: signal.Signals, step: int) -> None:
     encode = training.policy.pipeline.encode_prompts
 
     def interrupted(*args: object) -> object:
@@ -126,33 +122,28 @@ def interrupt_rollout(training: Run, monkeypatch: Patch, number: signal.Signals,
     monkeypatch.setattr(training.policy.pipeline, "encode_prompts", interrupted)
 
 
-def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_again(
-    make_training: Make, monkeypatch: Patch
-):
+def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_again(make_training, monkeypatch):
     whole = make_training(max_steps=4)
     assert whole.train() is None
     training = make_training(max_steps=4)
     interrupt_rollout(training, monkeypatch, signal.SIGTERM, step=2)
     assert training.train() == "SIGTERM"
-    assert saved_steps(training) == ["step_2"]
-    assert len(metrics_of(training)) == 2
+    assert saved_steps(training) == ["step_2"] and len(metrics_of(training)) == 2
     monkeypatch.undo()
     training.state.load(training.folder.checkpoints / "step_2")
-    assert training.train() is None
-    assert rows_of(training.folder.path) == rows_of(whole.folder.path)
+    assert training.train() is None and rows_of(training.folder.path) == rows_of(whole.folder.path)
 
 
 @pytest.mark.parametrize(("number", "step", "saved"), [(signal.SIGINT, 1, ["step_2"]), (signal.SIGUSR1, 0, [])])
 def test_ctrl_c_in_the_rollout_lets_the_round_end_and_a_preemption_before_all_saves_nothing(
-    make_training: Make, monkeypatch: Patch, number: signal.Signals, step: int, saved: list[str]
+    make_training, monkeypatch, number: signal.Signals, step: int, saved: list[str]
 ):
     training = make_training(max_steps=9)
     interrupt_rollout(training, monkeypatch, number, step)
-    assert training.train() == number.name
-    assert saved_steps(training) == saved
+    assert training.train() == number.name and saved_steps(training) == saved
 
 
-def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
+def infinite_gradients(training: Run, monkeypatch, steps: range) -> None:
     loss = training.algorithm._loss
 
     def poisoned(*args: object) -> object:
@@ -164,7 +155,7 @@ def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
     monkeypatch.setattr(training.algorithm, "_loss", poisoned)
 
 
-def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_training: Make, monkeypatch: Patch):
+def test_updates_that_are_not_finite_are_skipped_where_that_is_allowed(make_training, monkeypatch):
     training = make_training(max_steps=4, max_skipped_updates=2)
     infinite_gradients(training, monkeypatch, range(1, 3))
     training.train()
@@ -176,7 +167,7 @@ def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_trai
 
 
 def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_row_end_the_run(
-    make_training: Make, monkeypatch: Patch
+    make_training, monkeypatch
 ):
     training = make_training(max_steps=9, max_skipped_updates=2)
     before = weights_of(training)
@@ -190,7 +181,7 @@ def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_r
     assert training.algorithm.controller.state_dict() == controller
 
 
-def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training: Make):
+def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training):
     training = make_training(max_steps=2)
     training.train()
     with torch.no_grad():
@@ -201,7 +192,7 @@ def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_train
 
 
 @pytest.mark.parametrize("error", [RewardFailureError, RuntimeError, OSError])
-def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_training: Make, error: type[Exception]):
+def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_training, error: type[Exception]):
     training = make_training(max_steps=2, save_interval=1, async_save=True)
     score = training.reward.__call__
 
@@ -225,7 +216,7 @@ def test_going_back_to_a_checkpoint_makes_it_the_latest(tiny_root: Path, prompts
     assert latest_checkpoint(first.folder.checkpoints).name == "step_1"
 
 
-def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: Path):
+def test_a_failed_score_is_counted_and_left_out(make_training, tmp_path: Path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\nsomething the reward cannot read\n")
     training, same = (make_training(train_video_csv=csv, max_steps=1) for _ in range(2))
@@ -242,7 +233,7 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: P
     assert row["grad_norm"] > 0
 
 
-def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make):
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training):
     training = make_training(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
     written = []
 
@@ -258,7 +249,7 @@ def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_tr
     assert "Trust region" in text and 'src="samples/step_4/001.mp4"' in text
 
 
-def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
+def test_a_report_that_cannot_be_written_stops_no_training(make_training):
     training = make_training(max_steps=1)
     training.journal.report = report
     (training.folder.path / "report.html").mkdir(parents=True)
@@ -267,7 +258,7 @@ def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
     assert "WARNING: report.html was not written" in (training.folder.path / "console.log").read_text()
 
 
-def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training: Make):
+def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training):
     pulls = {}
     for use_grad_balancing in (True, False):
         training = make_training(max_steps=1, use_grad_balancing=use_grad_balancing)

@@ -28,11 +28,9 @@ def _python_listens() -> Iterator[None]:
 def test_the_first_signal_is_remembered_by_name(number: signal.Signals, preempted: bool):
     former = signal.getsignal(number)
     with StopSignal().listening() as stop:
-        assert stop.of_all_ranks() is None
-        assert not stop.preempted() and signal.getsignal(number) is not former
+        assert stop.of_all_ranks() is None and not stop.preempted() and signal.getsignal(number) is not former
         signal.raise_signal(number)
-        assert stop.of_all_ranks() == number.name
-        assert stop.preempted() is preempted
+        assert stop.of_all_ranks() == number.name and stop.preempted() is preempted
     assert signal.getsignal(number) is former
 
 

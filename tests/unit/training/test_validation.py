@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.collect import save_samples
-from hyvideo.training.run import Run
 from tests.support.rewards import grey_videos
-
-Make = Callable[..., Run]
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def json_mean(folder: Path) -> float:
     return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
 
 
-def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Make):
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training):
     training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
@@ -60,7 +56,7 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert log.count(" step ") == 2 and " command: python" in log
 
 
-def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
+def test_rollout_videos_of_one_round_per_save_are_kept(make_training):
     training = make_training(max_steps=3, save_interval=2, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.folder.rollouts.glob("step_*")) == ["step_0", "step_2"]

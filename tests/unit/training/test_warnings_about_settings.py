@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,11 @@ import pytest
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.training.checks import check_config, hardly_meant, known_sampling, unread_settings
-from hyvideo.training.run import Run
 from tests.support.training import REPOSITORY
 
 
 @pytest.fixture
-def released(tmp_path: Path) -> Callable[..., Config]:
+def released(tmp_path: Path):
     """Make configurations of a released version, of which only the config.json is there."""
 
     def config_of(version: str, *flags: str) -> Config:
@@ -57,7 +55,7 @@ def test_what_nothing_reads_may_have_its_default_also_when_it_was_saved(tmp_path
     assert list(unread_settings(config)) == list(unread_settings(load_saved_config(tmp_path / "config.yaml"))) == []
 
 
-def test_every_committed_config_is_read_whole(monkeypatch: pytest.MonkeyPatch):
+def test_every_committed_config_is_read_whole(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     files = [str(path) for path in Path("configs").rglob("*.yaml")]
     assert len(files) > 10
@@ -136,7 +134,7 @@ def test_all_weights_in_bfloat16_are_warned_of_and_an_adapter_only_at_their_rate
     assert said(config) == []
 
 
-def test_a_run_says_its_warnings_once_when_it_starts(make_training: Callable[..., Run]):
+def test_a_run_says_its_warnings_once_when_it_starts(make_training):
     training = make_training(use_lora=True, learning_rate=1e-5)
     log = (training.folder.path / "console.log").read_text()
     assert log.count("WARNING: use_lora is true at learning_rate 1e-05") == 1

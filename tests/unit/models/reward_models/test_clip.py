@@ -76,9 +76,8 @@ def test_the_published_scale_is_the_networks_logit_over_the_scorers_divisor(
 ):
     reward = kind(RewardContext(), str(checkpoint), num_frames=3, scale="published")
     network = CLIPModel.from_pretrained(checkpoint)
-    logits = [
-        network.logit_scale.exp() * library_logits(checkpoint, *each) for each in zip(videos, PROMPTS, strict=True)
-    ]
+    cosines = [library_logits(checkpoint, video, prompt) for video, prompt in zip(videos, PROMPTS, strict=True)]
+    logits = [network.logit_scale.exp() * cosine for cosine in cosines]
     (scores,) = reward(videos, PROMPTS).values()
     assert scores.tolist() == pytest.approx([each.mean().item() / divisor for each in logits], abs=1e-5)
 
@@ -95,11 +94,6 @@ def test_the_published_scale_is_the_networks_logit_over_the_scorers_divisor(
     assert said["published"] != said["usual"]
     if kind is PickScore:
         assert said["published"] == pytest.approx(said["usual"] / 26)
-
-
-def test_clip_iqa_has_no_published_scale(checkpoint):
-    with pytest.raises(ValueError, match="CLIPIQA: scale must be one of usual; received 'published'"):
-        ClipIqa(RewardContext(), str(checkpoint), scale="published")
 
 
 def test_long_texts_are_cut_whether_or_not_the_tokenizers_files_say_where(checkpoint, videos, tmp_path):
@@ -143,19 +137,18 @@ def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp
     ClipScore(RewardContext(), str(copy))  # as published ones have it
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
-        ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
-    ],
-)
-def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, options, message):
-    entry = {"options": {"checkpoint": str(checkpoint), **options}, "sub_reward": {"CLIPScore": 1.0}}
-    config = RewardConfig(reward_config={"models": {"clip_score": entry}})
-    for refuse in (get_reward_fn, lambda config: check_rewards(config, "ckpts", 24)):
-        with pytest.raises(ValueError, match=message):
-            refuse(config)
+def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint):
+    for given, message in (
+        ("nowhere", "CLIPScore: there is no folder 'nowhere'"),
+        (5, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
+    ):
+        entry = {"options": {"checkpoint": given}, "sub_reward": {"CLIPScore": 1.0}}
+        config = RewardConfig(reward_config={"models": {"clip_score": entry}})
+        for refuse in (get_reward_fn, lambda config: check_rewards(config, "ckpts", 24)):
+            with pytest.raises(ValueError, match=message):
+                refuse(config)
+    with pytest.raises(ValueError, match="CLIPIQA: scale must be one of usual; received 'published'"):
+        ClipIqa(RewardContext(), str(checkpoint), scale="published")
 
 
 def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):

@@ -18,12 +18,12 @@ from scripts.tiny.prompts import WORDINGS, prompt, scenes
 METRICS = ("VQ", "MQ", "TA")
 SCENES = random.Random(0).sample(scenes(), 24)
 PROMPTS = [prompt(scene, index % len(WORDINGS)) for index, scene in enumerate(SCENES)]
-OTHER_MOTION = {
-    motion: min(
-        shapes.MOTIONS, key=lambda m: sum(a * b for a, b in zip(shapes.MOTIONS[m], shapes.MOTIONS[motion], strict=True))
-    )
-    for motion in shapes.MOTIONS
-}
+
+
+def against(motion: str) -> str:
+    """The motion whose direction is the most against this one's."""
+    x, y = shapes.MOTIONS[motion]
+    return min(shapes.MOTIONS, key=lambda other: x * shapes.MOTIONS[other][0] + y * shapes.MOTIONS[other][1])
 
 
 def clips(wanted: list[shapes.Scene] = SCENES, **changes: object) -> list[Clip]:
@@ -114,7 +114,7 @@ FAULTS = {
     "teleporting": ("MQ", lambda videos: videos[:, torch.randperm(17, generator=seeded())]),
     "wrong colour": ("TA", lambda videos: changed("colour", partial(next_of, shapes.COLOURS))),
     "wrong shape": ("TA", lambda videos: changed("shape", partial(next_of, shapes.SHAPES))),
-    "wrong direction": ("MQ", lambda videos: changed("motion", OTHER_MOTION.get)),
+    "wrong direction": ("MQ", lambda videos: changed("motion", against)),
     "wrong speed": ("MQ", lambda videos: changed("speed", partial(next_of, shapes.SPEEDS))),
 }
 
@@ -139,9 +139,7 @@ EXPLOITS = {
     "frozen bright frame": lambda videos: torch.full_like(videos, 255),
     "pure noise": lambda videos: torch.randint(0, 256, videos.shape, dtype=torch.uint8, generator=seeded()),
     "full-frame colour": lambda videos: full_frame_colour(),
-    "half the frame in the colour": lambda videos: torch.cat(
-        [videos[..., :32, :], full_frame_colour()[..., 32:, :]], 3
-    ),
+    "half the frame coloured": lambda videos: torch.cat([videos[..., :32, :], full_frame_colour()[..., 32:, :]], 3),
     "specks": lambda videos: render(clips(radius=2.0)),
     "giants": lambda videos: render(clips(radius=26.0)),
     "faint": lambda videos: (128 + (render(clips(background=(128,) * 3)).float() - 128) * 0.12).to(torch.uint8),

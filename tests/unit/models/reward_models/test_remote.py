@@ -127,8 +127,7 @@ def test_one_timeout_covers_a_whole_exchange_and_what_exceeds_it_is_tried_again(
         with caplog.at_level(logging.WARNING):
             assert reward(videos, ["a"] * 6).total.isnan().all()
         assert 2 <= time.monotonic() - began < 4
-    assert len(asked) == 6
-    assert caplog.text.count("no whole answer within 1 s (2 attempts)") == 3
+    assert len(asked) == 6 and caplog.text.count("no whole answer within 1 s (2 attempts)") == 3
 
 
 @pytest.mark.parametrize(
@@ -160,8 +159,7 @@ def test_a_refused_request_stops_the_run_at_once_and_the_line_end_of_a_mounted_t
     reward = remote(app.url)
     with pytest.raises(RewardFailureError, match=r"status 401 \(is REWARD_TOKEN that of the server\?\)"):
         reward(VIDEOS[:2], PROMPTS[:2])
-    assert app.requests == 1
-    assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    assert app.requests == 1 and reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
 
 
 NO_HEADER = "^REWARD_TOKEN: expected printable((?!secret).)*$"
@@ -195,8 +193,7 @@ def test_more_than_the_server_reads_is_sent_in_parts_of_which_one_without_an_ans
     app = faulty(*["ok"] * requests, "500", max_body_bytes=int(most * VIDEOS[0].nbytes))
     reward = remote(app.url, reward_batch_size=7, retries=0)
     assert reward(grey_videos(*range(7)), ["same"] * 7).total.tolist() == list(range(7))
-    assert app.requests == requests
-    assert reward(grey_videos(*range(7)), ["same"] * 7).total.isnan().all()
+    assert app.requests == requests and reward(grey_videos(*range(7)), ["same"] * 7).total.isnan().all()
     assert app.requests == requests + 1
 
 
@@ -301,8 +298,7 @@ def test_health_metadata_and_an_answer_that_names_what_was_scored(url):
     assert metadata["rewards"]["file_brightness"]["reads"] == "file"
     answer = ask(url, [GREY], prompts=["a"], **RAW).json()
     scored = {"metrics": {"brightness": [7.0], "length": [1.0]}, "digests": [digest("a", GREY)]}
-    assert answer == scored | {"applies": [True]}
-    assert digest("a", b"bc") != digest("ab", b"c")
+    assert answer == scored | {"applies": [True]} and digest("a", b"bc") != digest("ab", b"c")
 
 
 @pytest.mark.parametrize("shown", [None, "Bearer", "Bearer wrong", "secret", "Bearer secret2", "Bearer sécret"])
@@ -315,9 +311,8 @@ def test_without_the_token_there_is_health_alone(shown):
         assert httpx.get(f"{url}/metadata", headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("request_fields", "status", "message"),
-    [
+def test_a_request_that_makes_no_sense_is_refused(url):
+    for request_fields, status, message in (
         ({"prompts": ["a"], **RAW}, 422, "raw videos need their shape [F, H, W, 3] and as many bytes"),
         ({"prompts": ["a"], "format": "raw"}, 422, "raw videos need their shape"),
         ({"prompts": ["a"], "format": "raw", "shape": [0, 0, 0, 3]}, 422, "greater than 0"),
@@ -327,11 +322,9 @@ def test_without_the_token_there_is_health_alone(shown):
         ({"prompts": ["a"], "format": "mp4"}, 422, "cannot be decoded as a video"),
         ({}, 422, "Field required"),
         ({"reward": "darkness", "prompts": ["a"], **RAW}, 404, "expected one of brightness, file_brightness"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused(url, request_fields, status, message):
-    answer = ask(url, [b"x"], **request_fields)
-    assert answer.status_code == status and message in answer.json()["detail"]
+    ):
+        answer = ask(url, [b"x"], **request_fields)
+        assert answer.status_code == status and message in answer.json()["detail"]
 
 
 def test_after_a_body_that_is_no_form_or_an_error_of_the_reward_the_next_request_is_served(url, monkeypatch):
@@ -361,8 +354,7 @@ def test_who_waits_takes_no_worker_thread_and_who_has_gone_is_not_scored():
             assert all(isinstance(each.exception(), httpx.ReadTimeout) for each in gone)
         finally:
             reward.gate.set()
-        assert patient.result().status_code == 200
-        assert ask_once(None).status_code == 200
+        assert patient.result().status_code == 200 and ask_once(None).status_code == 200
         assert len(reward.calls) == 2
 
 

@@ -53,23 +53,23 @@ def model_of(reward: WeightedReward) -> Any:
 def test_the_total_is_the_weighted_sum_and_metrics_without_a_weight_are_scored_too(name, weights, total):
     scores = reward_of(name, reward_weights=weights)(grey_videos(10, 20, 30), ["a", "bb", "ccc"])
     assert scores.metrics["brightness"].tolist() == [10, 20, 30]
-    assert scores.metrics["length"].tolist() == [1, 2, 3]
-    assert scores.total.tolist() == total
+    assert scores.metrics["length"].tolist() == [1, 2, 3] and scores.total.tolist() == total
 
 
 def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
-    config = several(
-        brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}},
-        file_brightness={"sub_reward": {"length": 1.0}},
-        moving_shapes={"weight": 0.0, "sub_reward": {"TA": 1.0}},
-    )
-    scores = get_reward_fn(config)(grey_videos(10), ["abc"])
-    assert set(scores.metrics) == {
-        *(f"{name}/{metric}" for name in ("brightness", "file_brightness") for metric in ("brightness", "length")),
-        "VQ", "MQ", "TA",
-    }  # fmt: skip
+    models = {"brightness": {"weight": 0.5, "sub_reward": {"brightness": 2.0}}}
+    models["file_brightness"] = {"sub_reward": {"length": 1.0}}
+    models["moving_shapes"] = {"weight": 0.0, "sub_reward": {"TA": 1.0}}
+    scores = get_reward_fn(several(**models))(grey_videos(10), ["abc"])
+    pairs = {f"{name}/{metric}" for name in ("brightness", "file_brightness") for metric in ("brightness", "length")}
+    assert set(scores.metrics) == pairs | {"VQ", "MQ", "TA"}
     assert scores.metrics["TA"].isnan().all()  # moving_shapes cannot read the prompt; with weight 0 that fails nothing
     assert scores.total.tolist() == [13]
+
+
+LENGTH = {"sub_reward": {"length": 1}}
+NO_CHECKPOINT = "required argument: 'checkpoint'.*it takes checkpoint, num_frames, scale .reward_checkpoint_path"
+WRONG_OPTION = "brightness cannot use its options {'second': 3}.*keyword argument 'second'.*; it takes seconds"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,7 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (RewardConfig(reward_model="brightness"), "brightness has no metric VQ, MQ, TA; expected some of brightness, "),
         (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
         (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "should be a finite number"),
-        (
-            RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}),
-            "required argument: 'checkpoint'.*it takes checkpoint, num_frames, scale .reward_checkpoint_path",
-        ),
+        (RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}), NO_CHECKPOINT),
         (RewardConfig(remote_reward_url="http://me:pw@host"), "server holds a user((?!pw@).)*$"),
         (several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}), "holds a user((?!pw@).)*$"),
         (several(brightness={"sub_reward": {"length": 1}, "url": 5}), "models.brightness.url: Input should be a valid"),
@@ -96,12 +93,9 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (several(brightness={"sub_rewards": {}}), "models.brightness.sub_rewards: Extra inputs"),
         (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "brightness.weight: Input should be"),
         (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "options.1.*valid string"),
+        (several(brightness=LENGTH | {"options": {"second": 3}}), WRONG_OPTION),
         (
-            several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
-            "brightness cannot use its options {'second': 3}.*unexpected keyword argument 'second'.*; it takes seconds",
-        ),
-        (
-            several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
+            several(brightness=LENGTH | {"options": {"seconds": 3}, "url": "http://a"}),
             "brightness is scored at http://a; give its options to that server's --reward",
         ),
     ],
@@ -131,8 +125,7 @@ def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
     scores = reward_of()(grey_videos(1, 2, 3, 4), ["a", "fail", "a", "infinite"])
     assert scores.total.isnan().tolist() == [False, True, False, True]
-    assert scores.total[[0, 2]].tolist() == [1, 5]
-    assert scores.metrics["length"].tolist() == [1, 4, 1, 8]
+    assert scores.total[[0, 2]].tolist() == [1, 5] and scores.metrics["length"].tolist() == [1, 4, 1, 8]
 
 
 def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
@@ -275,11 +268,8 @@ def test_the_example_is_a_reward_once_its_file_is_there(tmp_path, monkeypatch):
 def test_the_yaml_is_a_configuration_of_three_rewards(tmp_path):
     (tmp_path / "rewards.yaml").write_text(block("yaml"))
     choices = read_requested_rewards(load_config(["--config", str(tmp_path / "rewards.yaml")]).reward)
-    assert [(choice.name, choice.weight, choice.url) for choice in choices] == [
-        ("videoalign_local", 1.0, None),
-        ("clip_score", 0.1, None),
-        ("pick_score", 0.0, "http://10.0.0.5:8000"),
-    ]
+    expected = [("videoalign_local", 1.0, None), ("clip_score", 0.1, None), ("pick_score", 0.0, "http://10.0.0.5:8000")]
+    assert [(choice.name, choice.weight, choice.url) for choice in choices] == expected
     assert choices[1].options == {"checkpoint": "ckpts/clip", "num_frames": 8}
 
 

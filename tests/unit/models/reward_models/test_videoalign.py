@@ -34,12 +34,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> VideoReward:
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> VideoReward:
-    """The other form: adapters and the rest over the base's weights, three outputs."""
-    return write_videoreward(tmp_path_factory.mktemp("split"), split=True)
-
-
-@pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three videos of different sizes, lengths and frame rates."""
     folder = tmp_path_factory.mktemp("clips")
@@ -52,9 +46,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize(
-    ("total", "video_fps", "choice", "expected"),
-    [
+def test_frames_are_spread_over_the_whole_video():
+    for total, video_fps, choice, expected in (
         (81, 24, {"fps": 2.0}, [0, 16, 32, 48, 64, 80]),  # 6.75 frames, rounded to even
         (25, 24, {"fps": 2.0}, [0, 8, 16, 24]),  # at least 4
         (5, 24, {"fps": 2.0}, [0, 1, 3, 4]),
@@ -64,10 +57,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         (33, 24, {"fps": 2.0, "num_frames": 8}, [0, 5, 9, 14, 18, 23, 27, 32]),
         (4, 24, {"fps": 2.0, "num_frames": 6}, [0, 1, 2, 3]),  # all there are
         (5, 24, {"fps": 2.0, "num_frames": 6}, [0, 1, 2, 3, 4, 4]),
-    ],
-)
-def test_frames_are_spread_over_the_whole_video(total, video_fps, choice, expected):
-    assert frame_indices(total, video_fps, **choice) == expected
+    ):
+        assert frame_indices(total, video_fps, **choice) == expected
 
 
 @given(st.integers(1, 2000), st.floats(1, 120), st.floats(0.1, 60))
@@ -194,8 +185,9 @@ def scorer(whole: VideoReward) -> VideoAlignScorer:
 
 
 @pytest.mark.parametrize("form", ["whole", "split"])
-def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, clips, request):
-    reward = request.getfixturevalue(form)
+def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, clips, whole, tmp_path):
+    """The other form is adapters and the rest over the base's weights, with three outputs."""
+    reward = whole if form == "whole" else write_videoreward(tmp_path, split=True)
     scores = VideoAlignScorer(reward.root).score(clips, PROMPTS, normalize=False)
     for path, prompt, *received in zip(clips, PROMPTS, *(scores[metric] for metric in METRICS), strict=True):
         pixels, grid = patches(read_chosen(path, partial(frame_indices, fps=2.0)), 200704)
@@ -241,11 +233,8 @@ def test_a_failed_item_is_nan_alone_and_says_why(scorer, clips, tmp_path, caplog
 
 def test_more_shown_frames_and_pixels_change_the_scores(scorer, clips, tmp_path):
     write_video(tmp_path / "large.mp4", torch.randint(0, 256, (8, 352, 480, 3)).byte(), 4)
-    cases = [
-        (clips[1], [{}, {"fps": 4.0}, {"num_frames": 8}]),
-        (tmp_path / "large.mp4", [{}, {"max_pixels": MIN_PIXELS}]),
-    ]
-    for path, choices in cases:
+    cases = {clips[1]: [{}, {"fps": 4.0}, {"num_frames": 8}], tmp_path / "large.mp4": [{}, {"max_pixels": MIN_PIXELS}]}
+    for path, choices in cases.items():
         scores = [scorer.score([path], PROMPTS[:1], **choice)["VQ"][0] for choice in choices]
         assert len({round(score, 3) for score in scores}) == len(choices)
 

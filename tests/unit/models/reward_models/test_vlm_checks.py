@@ -18,10 +18,8 @@ from tests.support.reward_server import requests_limited, serving
 from tests.support.vision_language import chat_app, write_vision_language_model
 
 FAMILIES = {"qwen2_5_vl": 56, "qwen3_vl": 64}
-CHECKS = {
-    "a red circle": [("Is there a circle?", "yes"), ("Is it blue?", "no")],
-    "a green cross": [("Is it green?", "yes")],
-}
+CHECKS = {"a red circle": [("Is there a circle?", "yes"), ("Is it blue?", "no")]}
+CHECKS |= {"a green cross": [("Is it green?", "yes")]}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -55,9 +53,8 @@ def by_the_library(folder: Path, frames: torch.Tensor, text: str) -> float:
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), Qwen2VLImageProcessorPil.from_pretrained(folder)
     images = processor(list(frames.numpy()), return_tensors="pt")
     pads = [f"<|vision_start|>{'<|image_pad|>' * int(g.prod() // 4)}<|vision_end|>" for g in images.image_grid_thw]
-    tokens = tokenizer(
-        f"<|im_start|>user\n{''.join(pads)}{text}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt"
-    )
+    asked = f"<|im_start|>user\n{''.join(pads)}{text}<|im_end|>\n<|im_start|>assistant\n"
+    tokens = tokenizer(asked, return_tensors="pt")
     kind = (tokens.input_ids == network.config.image_token_id).int()
     odds = network(**tokens, **images, mm_token_type_ids=kind).logits[0, -1].softmax(-1)
     yes, no = (odds[tokenizer.convert_tokens_to_ids(words)].sum() for words in (["Yes", "yes"], ["No"]))
