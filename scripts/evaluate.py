@@ -158,7 +158,7 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     """Find what is missing or wrong before the first video is made."""
     if flags and not any(entry.makes_videos for entry in arguments.entries):
         raise ValueError(f"unknown flag {flags[0]}; only a --model takes those of generate.py.")
-    if any(flag.partition("=")[0] == "--cache" for flag in flags):
+    if any(flag.partition("=")[0] in ("--cache", "--enable_cache") for flag in flags):
         raise ValueError("--cache: its videos are an approximation, and scores would be of that: leave it out.")
     for name in ("batch_size", "num_processes"):
         if (number := getattr(arguments, name)) is not None and number < 1:

@@ -3,6 +3,8 @@
 All flags of post_train.py are accepted too; prompts and weights are not needed. The sizes of the networks come from
 --pretrained_model_root if it holds a model, otherwise they are those of the published HunyuanVideo-1.5.
 
+With --sampling it plans a video of generate.py instead, by the flags of a validation, for it is sampled as that is.
+
 Example: `python -m scripts.plan --world_size 64 --gpu H100 --config configs/sage_64gpu.yaml --rollout_size 480x864`
 """
 
@@ -15,8 +17,10 @@ from typing import TYPE_CHECKING
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.schema import Config
 from hyvideo.data.files import claim_output
-from hyvideo.distributed.gpus import GPUS, find_gpu
+from hyvideo.distributed.gpus import GPUS, Gpu, find_gpu
+from hyvideo.evaluation.original_command import placement
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.own_process import start_server
 
@@ -44,6 +48,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--reserve", type=float, help="GiB not rehearsed; default 1 + a quarter of the peak, at most 8")
     parser.add_argument("--whole", action="store_true", help="rehearse every block and step (many minutes)")
     parser.add_argument("--search", action="store_true", help=SEARCH)
+    whose = "instead: what sampling a video takes with generate.py and that --offload"
+    parser.add_argument("--sampling", type=placement, metavar="BOOL|group", help=whose)
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     return parser.parse_known_args(argv)
 
@@ -61,6 +67,8 @@ def main(argv: list[str]) -> int:
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
         start_server()
+        if arguments.sampling is not None:
+            return _plan_sampling(config, arguments.sampling, gpu, assumptions)
         from hyvideo.planning.plan import make_plan, misfit, plan_table  # only now, for it takes seconds
         from hyvideo.planning.search import Search
 
@@ -92,6 +100,22 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
         raise ValueError(f"--reserve must not be below 0; received {arguments.reserve}.")
     names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve")
     return Assumptions(**{name: getattr(arguments, name) for name in names})
+
+
+def _plan_sampling(config: Config, offload: bool | str, gpu: Gpu | None, assumptions: Assumptions) -> int:
+    """Print what sampling one video takes of a GPU; returns the exit status."""
+    from hyvideo.planning.networks import read_networks
+    from hyvideo.planning.sampling import rehearse_sampling
+
+    networks = read_networks(config.model, config.reward)
+    peaks = rehearse_sampling(config, networks, offload, assumptions.num_text)
+    gib = {phase: peak / 2**30 for phase, peak in peaks.items()}
+    needed = max(gib.values()) + assumptions.reserved(max(gib.values()))
+    fits = gpu is None or needed <= gpu.memory
+    of_gpu = f" of {gpu.memory:g} GiB: it {'fits' if fits else 'does not fit'}" if gpu else " GiB"
+    print(f"one video from {networks.source}: {', '.join(f'{phase} {peak:.1f}' for phase, peak in gib.items())} GiB")
+    print(f"with the reserve {needed:.1f}{of_gpu}")
+    return 0 if fits else 1
 
 
 def _verdict(plan: "Plan") -> str:

@@ -271,6 +271,8 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
 def place(pipeline: HunyuanVideoGRPOPipeline, device: torch.device, offload: bool | str) -> None:
     """Put the networks where `--offload` lets them rest: on `device`, or in host memory, whole or in groups."""
     if offload == "group":
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # of the streams that blocks are copied on
         offload_blocks(pipeline.transformer, device, pinned=True)  # it computes again and again
         for encoder in pipeline.encoders:
             offload_blocks(encoder, device)

@@ -5,7 +5,6 @@ A replay must repeat a rollout exactly, so training has none of the first: `--en
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +56,7 @@ def enable_cache(transformer: HunyuanVideo15Transformer3DModel, threshold: float
     about = TransformerBlockMetadata(return_hidden_states_index=0, return_encoder_hidden_states_index=1)
     TransformerBlockRegistry.register(HunyuanVideo15TransformerBlock, about)
     transformer.enable_cache(FirstBlockCacheConfig(threshold))
-    forward = transformer.forward
-
-    def in_context(*args: Any, **kwargs: Any) -> Any:
-        """Call the transformer where its cache is found."""
-        with transformer.cache_context("sampling"):
-            return forward(*args, **kwargs)
-
-    transformer.forward = in_context
+    transformer.forward = transformer.cache_context("sampling")(transformer.forward)
 
 
 def offload_blocks(network: nn.Module, device: torch.device, *, pinned: bool = False) -> None:

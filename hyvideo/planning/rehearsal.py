@@ -348,7 +348,7 @@ def _rehearse(
             return made
 
         network = held("transformer's shard", lambda: policy_network(config, networks.transformer, mesh))
-        pipeline = held("encoders and VAE", lambda: _pipeline(config, networks, network))
+        pipeline = held("encoders and VAE", lambda: build_pipeline(config, networks, network))
         policy = build_policy(config, pipeline)
         reward = held("reward networks", lambda: _StandIn(config, networks))
         average = held("the weights' average, its shard", lambda: build_ema(config, network))
@@ -511,11 +511,11 @@ def policy_network(config: Config, network: Mapping[str, Any], mesh: Mesh) -> Hu
             transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
         make_policy_of(transformer, config, mesh, draw=False)
     if not is_sharded(config, mesh):
-        _give_memory(transformer)
+        give_memory(transformer)
     return transformer
 
 
-def _give_memory(network: nn.Module, device: str = NAME) -> None:
+def give_memory(network: nn.Module, device: str = NAME) -> None:
     """Put a network's weights from the meta device on the pretended one, or in pretended host memory (`cpu`)."""
     for module in network.modules():
         for name, weight in module._parameters.items():
@@ -527,10 +527,10 @@ def _give_memory(network: nn.Module, device: str = NAME) -> None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 
-def _pipeline(
-    config: Config, networks: Networks, transformer: HunyuanVideo15Transformer3DModel
+def build_pipeline(
+    config: Config, networks: Networks, transformer: HunyuanVideo15Transformer3DModel, vae_on: str = NAME
 ) -> HunyuanVideoGRPOPipeline:
-    """Build the pipeline of a run without reading weights."""
+    """Build the pipeline of a run without reading weights; `vae_on` is the device of the VAE, or `cpu`."""
     configs = encoder_configs(Path(config.model.pretrained_model_root), networks.transformer["task_type"])
     with torch.device("meta"):
         vae = make_vae(networks.vae)
@@ -542,9 +542,9 @@ def _pipeline(
                 (SiglipVisionModel, configs.vision, torch.float16),
             )
         )
-    _give_memory(vae)
+    give_memory(vae, vae_on)
     for encoder in filter(None, (text, glyph, vision)):
-        _give_memory(encoder, "cpu" if "encoders" in config.parallel.offload else NAME)
+        give_memory(encoder, "cpu" if "encoders" in config.parallel.offload else NAME)
     reads_images = None
     if configs.vision is not None:
         reads_images = SiglipImageProcessorPil(size=dict.fromkeys(("height", "width"), configs.vision.image_size))

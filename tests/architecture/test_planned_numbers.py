@@ -12,17 +12,20 @@ from benchmarks.first_light.random_model import BUNDLED, random_trunk
 from benchmarks.first_light.stages import Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
+from hyvideo.evaluation.original_command import placement
 from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, TIMED, Plan, make_plan
 from hyvideo.planning.rehearsal import rehearse
+from hyvideo.planning.sampling import rehearse_sampling
 from hyvideo.planning.search import Search
 
 ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
 ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validation_num_videos 8"
 TWO_GPUS = "--batch_size 4 --validation_num_videos 8"
+VIDEO = "--validation_fixed_size 480x848 --validate_video_length 121"
 NFT = "configs/method/nft.yaml"
 
 
@@ -186,6 +189,19 @@ def test_the_table_of_algorithms(row: list[str]):
         for algorithm, guidance in (([], []), ([NFT], []), ([NFT], ["--cfg_scale", "1"]))
     ]
     assert all(about(value, cell) for value, cell in zip(told, row[2:], strict=True)), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows_of(ROOT / "docs" / "weights.md", "`--offload`"), ids=" ".join)
+def test_the_table_of_sampling_on_a_small_gpu(row: list[str]):
+    adapter = "--use_lora --lora_target_modules all-linear --lora_r 64" if "adapter of rank 64" in row[0] else ""
+    config = load_config([*VIDEO.split(), *adapter.split()])
+    offload = placement(re.search(r"`(\w+)`", row[0])[1])
+    found = rehearse_sampling(config, read_networks(config.model, config.reward), offload)
+    peaks = [peak / GIB for peak in found.values()]
+    needed = max(peaks) + Assumptions().reserved(max(peaks))
+    assert all(about(value, cell) for value, cell in zip([*peaks, needed], row[2:], strict=True)), [*peaks, needed]
+    assert offload != "group" or needed < 14
 
 
 @pytest.mark.slow

@@ -1,0 +1,85 @@
+"""What sampling one video takes of a GPU, rehearsed as `hyvideo.planning.rehearsal` rehearses training.
+
+The code of generate.py encodes a prompt, denoises and decodes at the real sizes. Tensors have no values.
+"""
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from PIL import Image
+from torch import Tensor, nn
+from torch._C import TensorBase
+from torch._subclasses.fake_tensor import FakeTensor
+
+from hyvideo.config.schema import Config
+from hyvideo.config.settings import parse_size
+from hyvideo.data.prompts import Prompt
+from hyvideo.evaluation.generate import place
+from hyvideo.models.adapter import configured_adapter, without_diffusers_logs
+from hyvideo.models.attention import install_attention
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, SampleNoise
+from hyvideo.planning.networks import Networks, made_in
+from hyvideo.planning.own_process import in_own_processes
+from hyvideo.planning.pretend_device import PretendDevice
+from hyvideo.planning.rehearsal import build_pipeline, give_memory
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+STEPS = 3
+"""Denoising steps that are rehearsed: diffusers finds the order of the groups in the first, and all later are alike."""
+
+
+def rehearse_sampling(config: Config, networks: Networks, offload: bool | str, num_text: int = 300) -> dict[str, float]:
+    """Return the most bytes on the GPU while it encodes, denoises and decodes one video in bfloat16.
+
+    The model, its adapter, and size and length of the video are those of a validation by `config`, with guidance where
+    its rollouts have it; `offload` is as in generate.py.
+    """
+    (peaks,) = in_own_processes(_rehearse, [(config, networks, offload, num_text)])
+    return peaks
+
+
+def _rehearse(config: Config, networks: Networks, offload: bool | str, num_text: int) -> dict[str, float]:
+    validation, adapter = config.validation, configured_adapter(config.model)
+    config = replace(config, parallel=replace(config.parallel, offload=["encoders"]))  # until all are placed
+    size, scheduler = parse_size(validation.validation_fixed_size), FlowMatchDiscreteScheduler(shift=1.0)
+    scheduler.set_timesteps(STEPS)
+    moved = patch.object(torch.Tensor, "data", property(TensorBase.data.__get__, _set_data), create=True)
+    with TemporaryDirectory() as folder, PretendDevice() as device, torch.no_grad(), moved:
+        image = f"{folder}/first.png" if networks.transformer["task_type"] == "i2v" else None
+        if image:
+            Image.new("RGB", (64, 64)).save(image)
+        prompt = Prompt(" a" * num_text, 0, None, image)
+        with made_in(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
+            transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
+            if adapter:
+                transformer.add_adapter(adapter)
+        give_memory(transformer.eval().requires_grad_(False), "cpu")
+        pipeline = build_pipeline(config, networks, install_attention(transformer), vae_on="cpu")
+        pipeline.scheduler, pipeline.encoder_offload = scheduler, False
+        pipeline.autocast_dtype = torch.bfloat16
+        place(pipeline, device.device, offload)
+        device.forget()
+        with device.during("encode"):
+            guidance = Guidance(config.rollout.cfg_scale, pipeline.encode([""], glyphs=False))
+            conditioning = pipeline.encode_prompts([prompt], size)
+            pipeline.maybe_free_model_hooks()
+        with device.during("denoise"):
+            how: dict[str, Any] = {"sde_type": "ode", "eta": 0.0, "only_last": True, "decode": False}
+            frames, noise = validation.validate_video_length, SampleNoise([0], "sample", 0, [0], [0])
+            latents = pipeline.rollout(conditioning, noise, guidance, num_frames=frames, size=size, **how).latents
+        with device.during("decode"):
+            pipeline.decode(latents[:, -1])
+        return {phase: device.peaks[phase] for phase in ("encode", "denoise", "decode")}
+
+
+def _set_data(tensor: Tensor, other: Tensor) -> None:
+    """Do what `tensor.data = other` does, also where one of them has no values, to which PyTorch would not agree."""
+    if FakeTensor not in (type(tensor), type(other)):
+        TensorBase.data.__set__(tensor, other)
+        return
+    view = other.detach()
+    torch.utils.swap_tensors(tensor, nn.Parameter(view, False) if isinstance(tensor, nn.Parameter) else view)
