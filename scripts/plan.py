@@ -50,6 +50,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--search", action="store_true", help=SEARCH)
     whose = "instead: what sampling a video takes with generate.py and that --offload"
     parser.add_argument("--sampling", type=placement, metavar="BOOL|group", help=whose)
+    parser.add_argument("--sr", action="store_true", help="with --sampling: and its super-resolution")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     return parser.parse_known_args(argv)
 
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
         say_loading("scripts.plan")
         start_server()
         if arguments.sampling is not None:
-            return _plan_sampling(config, arguments.sampling, gpu, assumptions)
+            return _plan_sampling(config, arguments, gpu, assumptions)
         from hyvideo.planning.plan import make_plan, misfit, plan_table  # only now, for it takes seconds
         from hyvideo.planning.search import Search
 
@@ -102,19 +103,24 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
     return Assumptions(**{name: getattr(arguments, name) for name in names})
 
 
-def _plan_sampling(config: Config, offload: bool | str, gpu: Gpu | None, assumptions: Assumptions) -> int:
+def _plan_sampling(config: Config, arguments: argparse.Namespace, gpu: Gpu | None, assumptions: Assumptions) -> int:
     """Print what sampling one video takes of a GPU; returns the exit status."""
     from hyvideo.planning.networks import read_networks
     from hyvideo.planning.sampling import rehearse_sampling
 
     networks = read_networks(config.model, config.reward)
-    peaks = rehearse_sampling(config, networks, offload, assumptions.num_text)
-    gib = {phase: peak / 2**30 for phase, peak in peaks.items()}
+    sampling = rehearse_sampling(config, networks, arguments.sampling, assumptions.num_text, sr=arguments.sr)
+    gib = {phase: peak / 2**30 for phase, peak in sampling.peaks.items()}
     needed = max(gib.values()) + assumptions.reserved(max(gib.values()))
     fits = gpu is None or needed <= gpu.memory
     of_gpu = f" of {gpu.memory:g} GiB: it {'fits' if fits else 'does not fit'}" if gpu else " GiB"
     print(f"one video from {networks.source}: {', '.join(f'{phase} {peak:.1f}' for phase, peak in gib.items())} GiB")
     print(f"with the reserve {needed:.1f}{of_gpu}")
+    if gpu and gpu.teraflops:
+        rate = gpu.teraflops * 1e12 * assumptions.utilisation
+        seconds = {phase: count / rate for phase, count in sampling.flops.items()}
+        told = ", ".join(f"{phase} {value:.0f}" for phase, value in seconds.items())
+        print(f"{sum(seconds.values()):.0f} s at {assumptions.utilisation:.0%} of its peak: {told}; copies not counted")
     return 0 if fits else 1
 
 

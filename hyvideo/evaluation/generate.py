@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import cpu_offload_with_hook
+from accelerate.hooks import UserCpuOffloadHook
+from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
@@ -283,12 +285,25 @@ def place(pipeline: HunyuanVideoGRPOPipeline, device: torch.device, offload: boo
         pipeline.to(device)
 
 
+def place_second(
+    transformer: HunyuanVideo15Transformer3DModel, device: torch.device, offload: bool | str
+) -> UserCpuOffloadHook | None:
+    """Put the second transformer where it rests as `place` does the first; a hook that is returned sends it back."""
+    if offload == "group":
+        offload_blocks(transformer, device, pinned=True)
+    elif offload:
+        return cpu_offload_with_hook(transformer, device)[1]
+    else:
+        transformer.to(device)
+    return None
+
+
 class _Sharpener:
     """The second stage of super-resolution: its transformer and upsampler, loaded beside the base model."""
 
     def __init__(self, base: HunyuanVideoGRPOPipeline, request: Request, mesh: Mesh) -> None:
         arguments, device = request.arguments, _device()
-        self.base, self.stage, self.hook = base, request.stage, None
+        self.base, self.stage = base, request.stage
         placed = None if arguments.offload else device
         version, dtype = self.stage.version, base.autocast_dtype
         transformer = load_transformer(arguments.model_path, version, dtype=dtype, device=placed)
@@ -301,12 +316,7 @@ class _Sharpener:
         )
         self.pipeline.autocast_dtype = dtype
         self.pipeline.upsampler = load_upsampler(self.stage.folders(Path(arguments.model_path))[1], device=device)
-        if arguments.offload == "group":
-            offload_blocks(transformer, device, pinned=True)
-        elif arguments.offload:
-            _, self.hook = cpu_offload_with_hook(transformer, device)
-        else:
-            transformer.to(device)
+        self.hook = place_second(transformer, device, arguments.offload)
 
     def __call__(
         self, job: Job, size: tuple[int, int], conditioning: Conditioning, noise: SampleNoise, latents: Tensor
