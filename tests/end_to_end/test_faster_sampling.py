@@ -36,14 +36,15 @@ def sample(tiny_root: Path, tmp_path: Path) -> Callable[..., tuple[list[Tensor],
 
 
 def test_a_cache_leaves_blocks_out_only_where_the_first_changes_little_and_begins_every_video_empty(sample, tmp_path):
-    csv = tmp_path / "twice.csv"
-    csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[0]},7\n")
+    csv, last = tmp_path / "two.csv", tmp_path / "last.csv"
+    csv.write_text(f'prompt,seed\n{PROMPTS[0]},7\n"{PROMPTS[3]}",8\n')
+    last.write_text(f'prompt,seed\n"{PROMPTS[3]}",8\n')
     (plain, _), note = sample(prompts_csv=csv)
     assert not {"cache", "compile", "attention_backend"} & {*note}
     (strict, _), note = sample(prompts_csv=csv, cache=1e-9)
     assert torch.equal(strict, plain) and note["cache"] == 1e-9
-    (cached, again), _ = sample(prompts_csv=csv, cache=1e9)
-    assert not torch.equal(cached, plain) and torch.equal(cached, again)
+    (cached, after), _ = sample(prompts_csv=csv, cache=1e9)
+    assert not torch.equal(cached, plain) and torch.equal(after, sample(prompts_csv=last, cache=1e9)[0][0])
 
 
 @pytest.mark.parametrize(("flag", "value"), [("attention_backend", "_native_math"), ("compile", True)])
