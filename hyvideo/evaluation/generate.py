@@ -264,9 +264,9 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
     speed_up(pipeline.transformer, compiled=arguments.compile, backend=arguments.attention_backend)
     pipeline.autocast_dtype = dtype
-    place(pipeline, device, arguments.offload)
     if arguments.cache is not None:
-        enable_cache(pipeline.transformer, arguments.cache)  # last, so that a block that is left out stays away
+        enable_cache(pipeline.transformer, arguments.cache)
+    place(pipeline, device, arguments.offload)
     return pipeline
 
 

@@ -52,6 +52,8 @@ def enable_cache(transformer: HunyuanVideo15Transformer3DModel, threshold: float
     Little is a mean change below `threshold`, as a share of what the block adds to its tokens. Of the caches that
     diffusers has, this one (`FirstBlockCache`) keeps two tensors instead of one for each block: of a guided 480p video
     of 121 frames 0.8 GB instead of 22. `maybe_free_model_hooks` of the pipeline forgets them.
+
+    Enable it before groups are offloaded: diffusers removes hooks after their first step, and would disable this one.
     """
     about = TransformerBlockMetadata(return_hidden_states_index=0, return_encoder_hidden_states_index=1)
     TransformerBlockRegistry.register(HunyuanVideo15TransformerBlock, about)

@@ -1,6 +1,7 @@
 """generate.py --cache, --compile and --attention_backend: what they change, and that the videos' notes say so."""
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from generate import parse_arguments
 from hyvideo.config.loading import load_config
 from hyvideo.data.videos import read_video
+from hyvideo.evaluation import generate as sampling
 from hyvideo.evaluation.generate import generate
 from scripts.evaluate import main as evaluate
 from tests.support.training import PROMPTS, flags_of, write_prompts
@@ -36,14 +38,15 @@ def sample(tiny_root: Path, tmp_path: Path) -> Callable[..., tuple[list[Tensor],
 
 
 def test_a_cache_leaves_blocks_out_only_where_the_first_changes_little_and_begins_every_video_empty(sample, tmp_path):
-    csv = tmp_path / "twice.csv"
-    csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[0]},7\n")
+    csv, last = tmp_path / "two.csv", tmp_path / "last.csv"
+    csv.write_text(f'prompt,seed\n{PROMPTS[0]},7\n"{PROMPTS[3]}",8\n')
+    last.write_text(f'prompt,seed\n"{PROMPTS[3]}",8\n')
     (plain, _), note = sample(prompts_csv=csv)
     assert not {"cache", "compile", "attention_backend"} & {*note}
     (strict, _), note = sample(prompts_csv=csv, cache=1e-9)
     assert torch.equal(strict, plain) and note["cache"] == 1e-9
-    (cached, again), _ = sample(prompts_csv=csv, cache=1e9)
-    assert not torch.equal(cached, plain) and torch.equal(cached, again)
+    (cached, after), _ = sample(prompts_csv=csv, cache=1e9)
+    assert not torch.equal(cached, plain) and torch.equal(after, sample(prompts_csv=last, cache=1e9)[0][0])
 
 
 @pytest.mark.parametrize(("flag", "value"), [("attention_backend", "_native_math"), ("compile", True)])
@@ -63,3 +66,23 @@ def test_neither_training_nor_a_measurement_takes_what_is_inexact(tmp_path: Path
     given = ["--prompts_csv", str(csv), "--model", "base", str(tiny_root), "--output_dir", str(tmp_path / "out")]
     assert evaluate([*given, "--cache", "0.2"]) == 2
     assert "--cache: its videos are an approximation" in capsys.readouterr().err
+
+
+def test_a_cache_is_enabled_before_groups_are_offloaded_or_diffusers_would_switch_it_off(
+    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    check, cached = sampling.request_of, []
+
+    def without_a_gpu(arguments: Namespace) -> sampling.Request:
+        request = check(arguments)
+        request.arguments.offload = "group"
+        return request
+
+    def noted(network: torch.nn.Module, device: torch.device, **how: bool) -> None:
+        cached.append(getattr(network, "is_cache_enabled", None))
+
+    monkeypatch.setattr(sampling, "request_of", without_a_gpu)
+    monkeypatch.setattr(sampling, "offload_blocks", noted)
+    flags = {"model_path": tiny_root, "prompt": PROMPTS[0], "output_path": tmp_path / "a.mp4", "cache": 0.1}
+    generate(parse_arguments(flags_of(flags | SMALL)))
+    assert cached[0] is True
