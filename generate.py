@@ -20,7 +20,7 @@ from hyvideo.evaluation.original_command import (
     THRESHOLD,
     add_original_flags,
     boolean,
-    own_name,
+    own_names,
     placement,
     translate,
 )
@@ -89,7 +89,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--cache", type=float, nargs="?", const=THRESHOLD, metavar="SHARE", help=less)
     add("--attention_backend", help="attention of another package, e.g. flash, _flash_3 or sage")
     add_original_flags(parser)
-    arguments = parser.parse_args([own_name(word) for word in argv])
+    arguments = parser.parse_args(own_names(argv))
     if arguments.eta is not None and arguments.sde_type == "ode":
         raise ValueError("--eta is the noise of another --sde_type than ode: give one, or leave --eta out.")
     for name in ("cfg_distilled", "enable_step_distill"):

@@ -64,6 +64,9 @@ def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, stored: Stored
 
 def check_trained(arguments: argparse.Namespace) -> None:
     """Check `checkpoint_path`, `lora_path` and `ema` of a command line; both paths become what they stand for."""
+    for name in ("checkpoint_path", "lora_path"):
+        if getattr(arguments, name) == "":  # of a shell variable that is not set
+            raise ValueError(f"--{name} is empty: leave it out to take the base model.")
     if arguments.checkpoint_path:
         arguments.checkpoint_path = str(named_checkpoint(arguments.checkpoint_path))
         check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)

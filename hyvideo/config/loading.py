@@ -36,6 +36,11 @@ def load_config(argv: Sequence[str]) -> Config:
         >>> cfg.parallel.sp_size, cfg.kl.use_dual_kl, cfg.rollout.eta
         (2, False, 0.4)
     """
+    given: dict[str, str] = {}
+    for name in (word[2:].partition("=")[0] for word in argv if word.startswith("--")):
+        setting = ALIASES[name].setting if name in ALIASES and ALIASES[name].is_name else name
+        if setting in SETTINGS and given.setdefault(setting, name) != name:
+            raise ValueError(f"--{given[setting]} and --{name} are one setting: keep one.")
     flags, rest = build_parser().parse_known_args(list(argv))
     if rest:
         if not rest[0].startswith("-"):

@@ -1,6 +1,7 @@
 """The work of generate.py: check what is asked for, load the model, sample and write."""
 
 import argparse
+import hashlib
 import os
 import re
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
-from hyvideo.models.adapter import PEFT_SETTINGS, load_lora
+from hyvideo.models.adapter import PEFT_SETTINGS, check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.inference import check_backend, enable_cache, offload_blocks, offload_vae, speed_up
 from hyvideo.models.loading import load_pipeline, load_transformer, read_vae_config
@@ -130,12 +131,14 @@ def _with_rewritten_prompt(request: Request) -> Request:
         ValueError: the server does not answer, refuses, or its model does not do as it is asked.
     """
     arguments, (url, model) = request.arguments, request.arguments.rewrite_prompt
-    asked = {"original_prompt": arguments.prompt, "rewrite_prompt": [url, model]}
+    asked, notes = (arguments.prompt, model), [job.read() for job in request.jobs]
+    made = [note for note in notes if (note.get("original_prompt"), note.get("rewrite_prompt")) == asked]
+    text = next((note["prompt"] for note in made if isinstance(note.get("prompt"), str)), None)
     server = ChatServer(url, model, RewardContext(), "--rewrite_prompt")
-    notes = [job.read() for job in request.jobs]
-    text = next((note["prompt"] for note in notes if {name: note.get(name) for name in asked} == asked), None)
     try:
-        text = text or rewritten(server, INSTRUCTION.read_text(encoding="utf-8"), arguments.prompt)
+        if text is None:
+            complain(f"generate.py: asking {model} to rewrite the prompt")
+            text = rewritten(server, INSTRUCTION.read_text(encoding="utf-8"), arguments.prompt)
     except (Fault, RewardFailureError) as error:
         raise ValueError(f"--rewrite_prompt: {error}") from error
     print(printable(f"rewritten: {text}"), flush=True)
@@ -212,8 +215,11 @@ def request_of(arguments: argparse.Namespace) -> Request:
     folders += stage.folders(root) if stage else []
     if arguments.lora_path:
         folders.append(Path(arguments.lora_path).with_name(PEFT_SETTINGS))
-    writes = layout.sp_rank(rank) == 0
-    return Request(arguments, settings, fingerprint(folders), share, writes, stage)
+    writes, weights = layout.sp_rank(rank) == 0, fingerprint(folders)
+    if arguments.lora_path:  # samples of it might miss its alphas
+        with check_lora(arguments.lora_path).open("rb") as file:
+            weights += hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return Request(arguments, settings, weights, share, writes, stage)
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
@@ -358,8 +364,8 @@ def _generate(
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     note["index"] = job.prompt.noise_index
-    if arguments.rewrite_prompt:
-        note["original_prompt"] = arguments.prompt
+    if arguments.rewrite_prompt:  # where the server lies is nobody's business, and decides nothing
+        note |= {"original_prompt": arguments.prompt, "rewrite_prompt": arguments.rewrite_prompt[1]}
     if sharpener:
         sharp_size = sharpener.stage.enlarged(size)
         note["sr_size"] = f"{sharp_size[0]}x{sharp_size[1]}"

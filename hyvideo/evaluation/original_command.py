@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -61,10 +62,19 @@ OF_TRAINING = {
 """Settings of post_train.py -> the flags of generate.py that they are."""
 
 
-def own_name(word: str) -> str:
-    """Return a word of a command line, a setting of post_train.py by the name that it has here."""
-    name, equals, value = word.partition("=")
-    return f"--{OF_TRAINING[name[2:]]}{equals}{value}" if name[:2] == "--" and name[2:] in OF_TRAINING else word
+def own_names(argv: Sequence[str]) -> list[str]:
+    """Return a command line with settings of post_train.py by the names that they have here.
+
+    Two names for one flag are a ValueError.
+    """
+    words, given = [], {}
+    for word in argv:
+        name, equals, value = word.partition("=")
+        own = f"--{OF_TRAINING[name[2:]]}" if name[:2] == "--" and name[2:] in OF_TRAINING else name
+        if name[:2] == "--" and given.setdefault(own, name) != name:
+            raise ValueError(f"{given[own]} and {name} are one flag here: keep one.")
+        words.append(f"{own}{equals}{value}")
+    return words
 
 
 def boolean(text: str) -> bool:
@@ -103,7 +113,14 @@ def translate(arguments: argparse.Namespace) -> None:
     asked = [name for name, value in theirs.items() if value is not None and BOOLEANS.get(value.lower(), True)]
     if refused := [f"--{name} is not here. {NOT_HERE[name]}" for name in asked if name in NOT_HERE]:
         raise ValueError(" ".join(refused))
-    vars(arguments).update(OURS[name] for name in asked if name in OURS)
+    for name in (name for name in OURS if theirs[name] is not None):
+        flag, value = OURS[name]
+        if theirs[name].lower() not in BOOLEANS:
+            raise ValueError(f"--{name}: expected true or false; received {theirs[name]!r}.")
+        if name in asked and getattr(arguments, flag) not in (None, False, value):
+            raise ValueError(f"--{name} means --{flag} {value}, but --{flag} is {getattr(arguments, flag)}: keep one.")
+        if name in asked:
+            setattr(arguments, flag, value)
     resolution, csvs = arguments.resolution, arguments.valid_video_csv or []
     told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
     if theirs["dtype"] not in (None, "bf16"):

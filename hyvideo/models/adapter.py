@@ -44,6 +44,12 @@ _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lor
 """Settings that say where an adapter is from, or how it was initialised: they are left out."""
 
 
+def _not_zero(alpha: float) -> float:
+    if alpha == 0:
+        raise ValueError("an adapter with alpha 0 changes nothing")
+    return alpha
+
+
 def _quick(pattern: str) -> str:
     """Refuse a regular expression that might search forever: repeated groups, or many repetitions but of digits."""
     if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"(?<!\\d)[*+?{]", pattern)) > 4:
@@ -63,7 +69,7 @@ class _LoraSettings(BaseModel):
     peft_type: str = "LORA"
     task_type: str | None = None
     r: _Rank = 8
-    lora_alpha: int | FiniteFloat = 8
+    lora_alpha: Annotated[int | FiniteFloat, AfterValidator(_not_zero)] = 8
     lora_dropout: FiniteFloat = 0.0
     target_modules: _Patterns = None
     exclude_modules: _Patterns = None
@@ -139,17 +145,28 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 def check_lora(path: str | Path) -> Path:
     """Return the adapter's file: `path`, or one in that folder or in `lora` below it, or raise a ValueError."""
     path = Path(path)
+    if not path.exists():
+        raise ValueError(f"lora path: there is nothing at '{path}'.")
     if path.is_file() and path.suffix == ".safetensors":
-        return path
+        return _readable(path)
     places = [path / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")] + [path / PEFT_FILE]
     for place in places:
         if place.is_file():
-            return place
+            return _readable(place)
     held = ", ".join(sorted(place.name for place in path.glob("*.safetensors"))[:3])
     raise ValueError(
         f"lora path: no adapter at '{places[0]}', nor {PEFT_FILE} there, nor in lora below it. Name the folder that "
         f"holds one, or a .safetensors file{held and f' ({held} is there)'}."
     )
+
+
+def _readable(path: Path) -> Path:
+    """Return a safetensors file that is whole, or raise a ValueError; of its weights nothing is read."""
+    try:
+        with safe_open(path, framework="pt"):
+            return path
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"lora path: '{path}' is no whole safetensors file ({error}): download it again.") from error
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
@@ -167,10 +184,12 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
         named = naming_of(tensors)
-        if named and named[0] == PEFT and note is None and not any(name.endswith(".alpha") for name in tensors):
-            if not path.with_name(PEFT_SETTINGS).exists():
+        beside = path.with_name(PEFT_SETTINGS)
+        if note is None and not any(name.endswith(".alpha") for name in tensors):
+            if beside.exists():
+                note = read_file(beside).decode()
+            elif named and named[0] == PEFT:
                 raise ValueError(f"its alpha stands in {PEFT_SETTINGS}, which is not beside it. Copy it there")
-            note = read_file(path.with_name(PEFT_SETTINGS)).decode()
         settings = None
         if note is not None:
             if named and named[0] == PIPELINE:

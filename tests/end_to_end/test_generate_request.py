@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from generate import parse_arguments
 from hyvideo.evaluation.generate import Request, request_of
@@ -130,7 +132,14 @@ OF_T2V = {
     "a negative prompt that is no text": ({"negative_prompt": "caf\udce9"}, "'utf-8' codec can't encode"),
     "image for a t2v version": ({"image_path": __file__}, "text-to-video model was given 1 of 1 prompts with an image"),
     "missing checkpoint": ({"checkpoint_path": "nowhere"}, "'nowhere' is not a"),
-    "missing adapter": ({"lora_path": "nowhere"}, "no adapter at 'nowhere/"),
+    "missing adapter": ({"lora_path": "nowhere"}, "lora path: there is nothing at 'nowhere'"),
+    "adapter of an unset variable": ({"lora_path": ""}, "--lora_path is empty: leave it out to take the base model"),
+    "two names": ({"cfg_scale": 1, "guidance_scale": 6}, "--cfg_scale and --guidance_scale are one flag here: keep"),
+    "two shares": (
+        {"enable_cache": "true", "cache": 0.5},
+        "--enable_cache means --cache 0.1, but --cache is 0.5",
+    ),
+    "a share for a switch": ({"enable_cache": "0.3"}, "--enable_cache: expected true or false; received '0.3'"),
     "too few processes": ({"sp_size": 2}, "world size 1 is not divisible by sp_size 2"),
     "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
     "frames": ({"video_length": 10}, "must have 4 n \\+ 1 frames.*received 10 frames.*take 9 or 13"),
@@ -181,6 +190,16 @@ def test_a_pipe_in_a_videos_or_its_notes_place_is_refused_before_the_video_is_ma
     os.mkfifo(tmp_path / name)
     with pytest.raises(OSError, match=f"it is a pipe, socket or device.*{name}"):
         ask(prompt="a cat", **T2V)
+
+
+def test_every_byte_of_an_adapter_is_part_of_what_its_video_was_made_with(ask, tmp_path: Path):
+    path = tmp_path / "style.safetensors"
+    save_file({"weight": torch.zeros(2**21), "alpha": torch.tensor(8.0)}, path)
+    made = {ask(prompt="a cat", lora_path=path, **T2V).weights for _ in range(2)}
+    changed = bytearray(path.read_bytes())
+    changed[5_000_001] += 1  # the fingerprint of a model's files reads samples of them
+    path.write_bytes(changed)
+    assert len(made) == 1 and made != {ask(prompt="a cat", lora_path=path, **T2V).weights}
 
 
 def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path: Path):

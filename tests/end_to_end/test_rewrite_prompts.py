@@ -54,7 +54,11 @@ def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_
     tiny_root, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
-    app = chat_app(write_vision_language_model(tmp_path / "model", "qwen2_5_vl"), replies=[LONG, SIGN])
+    refused = "I am sorry, but I cannot help with that."
+    thoughts = f'The user wants a cat.\n</think>\n"{LONG}"'
+    drawn = f'{LONG} A sign says "no cats" in red letters on the wall.'
+    replies = [refused, drawn, thoughts, SIGN]
+    app = chat_app(write_vision_language_model(tmp_path / "model", "qwen2_5_vl"), replies=replies)
     command = f"--model_path {tiny_root} --num_inference_steps 1 --fixed_size 32x48 --video_length 1 --guidance_scale 1"
     command = [*command.split(), "--output_path", str(tmp_path / "cat.mp4"), "--seed", "1", "2", "--prompt", "a cat"]
     with serving(app) as url:
@@ -63,12 +67,18 @@ def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_
         note = json.loads((tmp_path / "cat_seed2.json").read_text())
         assert (note["prompt"], note["original_prompt"]) == (LONG, "a cat")
         (tmp_path / "cat_seed1.mp4").unlink()
-        assert generate(command) == 0 and len(app.state.asked) == 1  # the answer is taken from the note
+        assert "rewrite_prompt" in note and "127.0.0.1" not in (tmp_path / "cat_seed2.json").read_text()
+        command[command.index(f"{url}/v1")] = f"{url.replace('127.0.0.1', 'localhost')}/v1"
+        assert generate(command) == 0 and len(app.state.asked) == 3  # the answer is taken from the note
         assert "cat_seed2.mp4 is finished already" in capsys.readouterr().err
         assert generate([*command, "--prompt", 'a shop window says "OPEN"']) == 0
         assert json.loads((tmp_path / "cat_seed2.json").read_text())["prompt"] == SIGN
     assert generate([*command, "--prompt", "a dog"]) == 2
-    assert "--rewrite_prompt: server http://127.0.0.1" in capsys.readouterr().err
+    assert "--rewrite_prompt: server http://localhost" in capsys.readouterr().err
+    monkeypatch.setenv("OPENAI_API_KEY", "se\ncret")
+    assert generate([*command, "--prompt", "a dog"]) == 2 and "cret" not in (told := capsys.readouterr().err)
+    assert "OPENAI_API_KEY: expected printable ASCII" in told
+    monkeypatch.delenv("OPENAI_API_KEY")
     noisy_image(0).save(tmp_path / "cat.png")
     assert generate([*command, "--image_path", str(tmp_path / "cat.png")]) == 2
     assert "another image than --image_path, which it does not see" in capsys.readouterr().err

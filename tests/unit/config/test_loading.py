@@ -233,6 +233,8 @@ def test_a_flag_or_switch_of_the_release_sets_ours_hides_none_and_our_own_name_c
     assert load_config(["--video_length=33"]).validation.validate_video_length == 33
     cfg = load_config(["--guidance_scale", "2", "--model_path", "here", "--fps=12"])  # names of generate.py
     assert (cfg.rollout.cfg_scale, cfg.model.pretrained_model_root, cfg.rollout.video_fps) == (2, "here", 12)
+    with pytest.raises(ValueError, match="--cfg_scale and --guidance_scale are one setting: keep one"):
+        load_config(["--cfg_scale", "1", "--guidance_scale=6"])
     sizes = {("480p_t2v", "none"): (480, 848), ("720p_i2v", "None"): (720, 1280), ("720p_t2v", "480*864"): (480, 864)}
     for (version, size), taken in sizes.items():  # in the reference's spellings
         cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])

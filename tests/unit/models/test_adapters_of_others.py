@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyvideo.checkpoint.export import export_lora
-from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora, lora_config
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, check_lora, load_lora, lora_config
 from hyvideo.models.parallelize import prepare_policy
 from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer, original_transformer_tensors
@@ -71,6 +71,7 @@ PROGRAMS = {
     "the original": Program(original, alpha="lora_adapter_metadata"),
     "a diffusers pipeline": Program(dict, "transformer.", alpha="lora_adapter_metadata"),
     "old diffusers": Program(dict, "", "lora.down", "lora.up"),
+    "diffusers with PEFT's settings": Program(dict, alpha="adapter_config.json"),
     "PEFT": Program(dict, "base_model.model.", alpha="adapter_config.json"),
     "PEFT on the original": Program(original, "base_model.model.", alpha="adapter_config.json"),
     "ComfyUI": Program(comfyui, "diffusion_model."),
@@ -253,4 +254,22 @@ def test_what_does_not_fit_is_refused_with_its_naming_its_key_and_what_to_do(tmp
     changed = {name: torch.ones(t) if isinstance(t, tuple | int) else t for name, t in changed.items()}
     save_file({name: t for name, t in (load_file(path) | changed).items() if t is not None}, path)
     with pytest.raises(ValueError, match=f"'{path}', named as in kohya or musubi-tuner, does not fit .*{said}"):
+        load_lora(network(), path)
+
+
+def test_a_file_that_is_not_there_or_not_whole_is_named_before_a_model_is_read(tmp_path):
+    with pytest.raises(ValueError, match=f"lora path: there is nothing at '{tmp_path}/mine.safetensors'"):
+        check_lora(tmp_path / "mine.safetensors")
+    path = write(PROGRAMS["musubi-tuner"], layers_of(original(network().state_dict())), tmp_path / "mine.safetensors")
+    assert check_lora(path) == path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=f"'{path}' is no whole safetensors file .*: download it again"):
+        check_lora(path)
+
+
+def test_alpha_0_is_refused_in_settings_too(tmp_path):
+    path = write(PROGRAMS["PEFT"], layers_of(network().state_dict()), tmp_path / "mine.safetensors")
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 0}))
+    with pytest.raises(ValueError, match="an adapter with alpha 0 changes nothing"):
         load_lora(network(), path)

@@ -15,6 +15,7 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.remote.wire import checked_token
 
 MAX_ANSWER_BYTES = 2**24
 """Largest answer in bytes: one about a thousand videos has a hundred kB."""
@@ -51,6 +52,8 @@ class Exchange:
                 timeout=None,  # one for each read is no limit of the exchange; `_exchange` has one
                 limits=httpx.Limits(max_connections=context.in_flight, max_keepalive_connections=0),
             )
+            if (httpx.URL(url).port or 1) >= 2**16:
+                raise httpx.InvalidURL("a port is below 65536")
         except httpx.InvalidURL as error:
             raise ValueError(f"{setting}: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
@@ -156,7 +159,8 @@ class ChatServer(Exchange):
     """
 
     def __init__(self, url: str, model: str, context: RewardContext, setting: str) -> None:
-        super().__init__(url, os.environ.get(KEY_VARIABLE), context, setting=setting, variable=KEY_VARIABLE)
+        token = checked_token(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
+        super().__init__(url, token, context, setting=setting, variable=KEY_VARIABLE)
         self.model = model
 
     def complete(self, content: list[dict[str, object]], **how: object) -> Choice:

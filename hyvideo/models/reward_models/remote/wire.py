@@ -15,13 +15,11 @@ TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
 
 
-def checked_token(token: str | None) -> str | None:
+def checked_token(token: str | None, variable: str = TOKEN_VARIABLE) -> str | None:
     """Return a token without the line end that a mounted secret has, or None; a ValueError does not repeat it."""
     token = (token or "").strip()
     if not re.fullmatch(r"[\x20-\x7e]*", token):
-        raise ValueError(
-            f"{TOKEN_VARIABLE}: expected printable ASCII; one of the {len(token)} characters received is not."
-        )
+        raise ValueError(f"{variable}: expected printable ASCII; one of the {len(token)} characters received is not.")
     return token or None
 
 
