@@ -88,6 +88,8 @@ def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None
         merge_lora(transformer)
     if arguments.dtype:
         transformer.to(_DTYPES[arguments.dtype])
+        if not all(weight.isfinite().all() for weight in transformer.parameters()):
+            raise ValueError(f"--dtype {arguments.dtype}: some weights are too large for it. Take bf16 or fp32.")
 
 
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:

@@ -35,6 +35,8 @@ def check_backend(name: str) -> None:
         _check_attention_backend_requirements(AttentionBackendName(name))
     except RuntimeError as error:
         raise ValueError(f"--attention_backend {name}: {error}") from None
+    if not torch.cuda.is_available() and name not in ("native", "_native_math"):
+        raise ValueError(f"--attention_backend {name} needs a GPU; this machine shows none.")
 
 
 def speed_up(transformer: HunyuanVideo15Transformer3DModel, *, compiled: bool, backend: str | None) -> None:

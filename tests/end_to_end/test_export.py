@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hyvideo.checkpoint.train_state import read_facts
@@ -172,3 +172,17 @@ def test_what_cannot_be_exported_leaves_nothing(checkpoint_of, original_root: Pa
         assert main([*map(str, where), "--format", form, "--output_path", str(tmp_path / name)]) == 2
         assert told in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lost", "there"]
+
+
+def test_an_export_in_half_precision_that_would_not_hold_all_weights_is_refused(
+    checkpoint_of, original_root: Path, tmp_path: Path, capsys
+):
+    export(original_root, tmp_path / "out", "musubi", "--checkpoint_path", checkpoint_of(use_lora=True))
+    (path,) = (tmp_path / "out").glob("*.safetensors")
+    tensors = load_file(path)
+    alphas = [name for name in tensors if name.endswith(".alpha")]
+    save_file(tensors | {name: torch.tensor(1e9 * (2 + i)) for i, name in enumerate(alphas)}, path)
+    argv = f"--model_path {original_root} --transformer_version {VERSION} --lora_path {path} --format comfyui --dtype "
+    assert main([*argv.split(), "fp16", "--output_path", str(tmp_path / "half")]) == 2
+    assert "--dtype fp16: some weights are too large for it" in capsys.readouterr().err
+    assert not (tmp_path / "half").exists()

@@ -157,6 +157,10 @@ OF_T2V = {
     "cache of a rollout": ({"cache": True, "sde_type": "cps"}, "--cache leaves blocks out, which a rollout never does"),
     "cache of several processes": ({"cache": True, "sp_size": 2}, "--cache leaves blocks out.* without .* --sp_size"),
     "attention": ({"attention_backend": "fast"}, "--attention_backend: expected one of flash, .*; received 'fast'"),
+    "attention of a GPU": (
+        {"attention_backend": "_native_cudnn"},
+        "_native_cudnn needs a GPU; this machine",
+    ),
     "attention that is downloaded": ({"attention_backend": "sage_hub"}, "expected one of .*; received 'sage_hub'"),
     "attention that is not installed": ({"use_sageattn": True}, "--attention_backend sage: .* install `sageattention"),
     "seed": ({"seed": -1}, r"--seed must be a number in \[0, 9223372036854775808\); received -1"),
