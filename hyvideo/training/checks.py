@@ -106,6 +106,10 @@ def check_config(
     return [problem.text for problem in problems]
 
 
+FELT_KL = 1e-4
+"""Lambda above which the KL term may be felt: the paper has 1e-5, where it is about 3e-4 of the policy's gradient."""
+
+
 def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what is valid, but probably not meant, in settings without an error; `known` is of `known_sampling`."""
     model, rate = config.model, config.optimizer.learning_rate
@@ -128,8 +132,17 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
         pairs += [(name, shift, known["shift"]) for name, shift in shifts.items()]
         if differing := [f"{name} is {own:g}, the model's is {its:g}" for name, own, its in pairs if own != its]:
             yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
-    if algorithm_class(config.grpo.algorithm).needs == "transitions":
+    algorithm = algorithm_class(config.grpo.algorithm)
+    if algorithm.needs == "transitions":
         yield from _noise_left(config, known)
+        passes = algorithm.evaluations(config)
+        if config.kl.kl_weight > FELT_KL and 0 < passes.anchor < passes.update:
+            yield (
+                f"anchor_fraction is {config.kl.anchor_fraction:g} at kl_weight {config.kl.kl_weight:g}: the position "
+                f"term, which is felt there, rests on {passes.anchor} of {passes.update} steps, so its gradient has "
+                f"about {math.sqrt(passes.update / passes.anchor):.1f} times the noise. kl/gradient_share says how "
+                "much it weighs; 1 compares all steps."
+            )
     yield from unread_settings(config)
 
 

@@ -101,6 +101,14 @@ def test_noise_that_the_sampler_leaves_is_said(released, flags, left):
     assert f"standard deviation {left} in the finished latents" in message
 
 
+def test_what_a_felt_kl_on_few_steps_costs_in_noise_is_said(released):
+    config = released("480p_t2v", "--anchor_fraction", "0.1")
+    assert said(config) == []
+    config.kl.kl_weight = 0.1
+    (message,) = said(config)
+    assert "rests on 2 of 20 steps, so its gradient has about 3.2 times the noise" in message
+
+
 def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them(monkeypatch):
     """The paper trains in 20 of 50 steps; the bundled model, of whose own steps there are 12, may so have 5."""
     monkeypatch.chdir(REPOSITORY)
