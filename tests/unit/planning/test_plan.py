@@ -51,7 +51,7 @@ def sized_plan(config, monkeypatch):
         flops = dict.fromkeys(("rollout", "anchor", "update", *(["validation"] if look.is_on else [])), 1e15)
         sent = {("update", "all-gather", "weights"): 1e12, ("update", "all-to-all", "tokens"): 1e9}
         sizes = {"checkpoint": 400.0, "weights": 200.0, "trained": 100.0, "encoders": 50.0}
-        return Rehearsal((4, 5), (1, 2), {"anchor's shard": 1.0}, peaks, flops, sent, {}, {}, {}, sizes, ())
+        return Rehearsal((4, 5), (1, 2), {"anchor's shard": 1.0}, peaks, flops, sent, {}, {}, {}, {}, sizes, ())
 
     monkeypatch.setattr("hyvideo.planning.plan.rehearse", rehearsed)
     return config
