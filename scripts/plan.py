@@ -3,7 +3,7 @@
 All flags of post_train.py are accepted too; prompts and weights are not needed. The sizes of the networks come from
 --pretrained_model_root if it holds a model, otherwise they are those of the published HunyuanVideo-1.5.
 
-With --sampling it plans a video of generate.py instead, by the flags of a validation, for it is sampled as that is.
+With --sampling it plans one video of generate.py instead. Its size, length and steps are those of a validation.
 
 Example: `python -m scripts.plan --world_size 64 --gpu H100 --config configs/sage_64gpu.yaml --rollout_size 480x864`
 """
@@ -48,9 +48,9 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--reserve", type=float, help="GiB not rehearsed; default 1 + a quarter of the peak, at most 8")
     parser.add_argument("--whole", action="store_true", help="rehearse every block and step (many minutes)")
     parser.add_argument("--search", action="store_true", help=SEARCH)
-    whose = "instead: what sampling a video takes with generate.py and that --offload"
-    parser.add_argument("--sampling", type=placement, metavar="BOOL|group", help=whose)
-    parser.add_argument("--sr", action="store_true", help="with --sampling: and its super-resolution")
+    sampling = "plan one video of generate.py with this --offload instead of a run"
+    parser.add_argument("--sampling", type=placement, metavar="BOOL|group", help=sampling)
+    parser.add_argument("--sr", action="store_true", help="plan its super-resolution too; goes with --sampling")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     return parser.parse_known_args(argv)
 
@@ -65,6 +65,8 @@ def main(argv: list[str]) -> int:
             raise ValueError("--search: name the GPU that is to hold the run (--gpu).")
         if arguments.json:
             claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
+        if arguments.sr and arguments.sampling is None:
+            raise ValueError("--sr goes with --sampling: a run's validation is never sharpened.")
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
         start_server()

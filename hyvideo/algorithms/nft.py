@@ -118,7 +118,7 @@ class NFT(Algorithm):
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        self.options = NFTOptions.of(config)
+        self.options, self._sigmas = NFTOptions.of(config), policy.sigmas()
         offload, transformer = "anchor" in config.parallel.offload, policy.transformer
         self.anchor = copy_policy(transformer, offload=offload)
         self.base: WeightsCopy | None = None
@@ -152,7 +152,7 @@ class NFT(Algorithm):
         size = self.config.grpo.mini_batch_size_per_update
         dealt = self.deal(self.choose_steps(trajectory, every))
         updates = [micro_batches(pairs, size, device) for pairs in dealt]
-        self._sigmas = upload(self.policy.sigmas(), device)
+        self._sigmas = upload(self._sigmas, device)
         with self.timer("anchor"):
             old = self._velocities(self.anchor, trajectory, updates, skip_first=self.anchor.equals_policy)
             base = self._velocities(self.base, trajectory, updates) if self.base else {}

@@ -3,6 +3,7 @@
 The code of generate.py encodes a prompt, denoises and decodes at the real sizes. Tensors have no values.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from peft import LoraConfig
 from PIL import Image
 from torch import Tensor, nn
 from torch._C import TensorBase
@@ -81,6 +83,16 @@ def _second(config: Config, networks: Networks, stage: Stage) -> dict[str, Any]:
     return first | {"in_channels": 3 * first["out_channels"] + 2}
 
 
+def _resting(config: Mapping[str, Any], adapter: LoraConfig | None = None) -> HunyuanVideo15Transformer3DModel:
+    """Make a transformer in bfloat16 that rests in pretended host memory."""
+    with made_in(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
+        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(config))
+        if adapter:
+            transformer.add_adapter(adapter)
+    give_memory(transformer.eval().requires_grad_(False), "cpu")
+    return install_attention(transformer)
+
+
 def _rehearse(config: Config, networks: Networks, offload: bool | str, num_text: int, stage: Stage | None) -> Sampling:
     validation, adapter = config.validation, configured_adapter(config.model)
     config = replace(config, parallel=replace(config.parallel, offload=["encoders"]))  # until all are placed
@@ -92,19 +104,12 @@ def _rehearse(config: Config, networks: Networks, offload: bool | str, num_text:
         if image:
             Image.new("RGB", (64, 64)).save(image)
         prompt = Prompt(" a" * num_text, 0, None, image)
-        with made_in(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
-            transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
-            if adapter:
-                transformer.add_adapter(adapter)
-        give_memory(transformer.eval().requires_grad_(False), "cpu")
-        pipeline = build_pipeline(config, networks, install_attention(transformer), vae_on="cpu")
+        pipeline = build_pipeline(config, networks, _resting(networks.transformer, adapter), vae_on="cpu")
         pipeline.scheduler, pipeline.encoder_offload = scheduler, False
         pipeline.autocast_dtype = torch.bfloat16
         place(pipeline, device.device, offload)
         if stage:
-            with made_in(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
-                second = HunyuanVideo15Transformer3DModel.from_config(_second(config, networks, stage))
-            give_memory(install_attention(second.eval().requires_grad_(False)), "cpu")
+            second = _resting(_second(config, networks, stage))
             hook = place_second(second, device.device, offload)
             components = {**pipeline.components, "transformer": second, "scheduler": scheduler}
             sharpener = SuperResolutionPipeline(**components)

@@ -57,5 +57,6 @@ def test_super_resolution_is_planned_with_its_own_network_size_and_steps(capsys:
     argv = ["--world_size", "1", "--sampling", "true", "--sr", *flags.split()]
     assert main([*argv, "--validation_fixed_size", "64x64"]) == 2
     assert "nearest is --fixed_size 640x640" in capsys.readouterr().err
+    assert main([*argv[:2], *argv[4:]]) == 2 and "--sr goes with --sampling" in capsys.readouterr().err
     assert main([*argv, "--pretrained_transformer_version", "1080p"]) == 2
     assert "only versions of 480p and 720p are sharpened" in capsys.readouterr().err
