@@ -21,9 +21,13 @@ from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_wi
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Learner, Rollout
 
-ALGORITHMS = {"grpo": "hyvideo.algorithms.grpo:GRPO", "nft": "hyvideo.algorithms.nft:NFT"}
+ALGORITHMS = {
+    "grpo": "hyvideo.algorithms.grpo:GRPO",
+    "grpo_one_pass": "hyvideo.algorithms.one_pass:OnePassGRPO",
+    "nft": "hyvideo.algorithms.nft:NFT",
+}
 """Name of an algorithm -> the module and class that implement it; another algorithm is one more line."""
 
 
@@ -69,11 +73,18 @@ class Evaluations:
         rollout: forward passes without gradient that sample the video.
         anchor: those of weights that are compared with the policy; none in a round in which they still equal it.
         update: forward and backward passes, over all updates of the round.
+        learnt: those of `rollout` that a backward pass follows at once.
     """
 
     rollout: int
     anchor: int
     update: int
+    learnt: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Steps of a video that are trained in a round."""
+        return self.learnt or self.update
 
 
 class Algorithm(ABC):
@@ -84,8 +95,10 @@ class Algorithm(ABC):
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
         updates_per_round: optimizer updates that `updates` makes of one round. Unless a class sets it, it follows
             `updates_per_rollout`, which is also the number of parts that `deal` makes.
+        whole_weights: every rank needs the trained weights, and their gradients, whole. They are not sharded.
     """
 
+    whole_weights: ClassVar[bool] = False
     needs: ClassVar[Literal["transitions", "final_latents"]] = "transitions"
     updates_per_round: int
 
@@ -118,6 +131,10 @@ class Algorithm(ABC):
         """Return the context in which rollouts are sampled, for algorithms that do not sample with the policy."""
         return nullcontext()
 
+    def learner(self, round_index: int, positions: Tensor, num_videos: int) -> Learner | None:
+        """Return what learns while the videos at `positions` of a round's are sampled together; None: nothing does."""
+        return None
+
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return which steps draw noise in each of the round's videos, `[num_videos, K]` bool; None: all steps."""
         return None
@@ -142,15 +159,17 @@ class Algorithm(ABC):
 
     def choose_steps(self, trajectory: Trajectory, trainable: Tensor) -> Tensor:
         """Choose the steps `[B, T]` at which this rank's videos are trained, among `trainable` `[K]` or `[N, K]`."""
-        grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
-        steps = select_timesteps(
+        return self.steps_of_round(trajectory.round, len(trajectory.scores.total), trainable)[trajectory.positions]
+
+    def steps_of_round(self, round_index: int, num_videos: int, trainable: Tensor) -> Tensor:
+        """Choose the steps `[N, T]` at which all N videos of a round are trained; see `choose_steps`."""
+        return select_timesteps(
             trainable,
-            grpo.timestep_fraction,
+            self.config.grpo.timestep_fraction,
             num_videos,
-            permute=grpo.enable_timestep_permutation,
-            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round),
+            permute=self.config.grpo.enable_timestep_permutation,
+            generator=generator_for(self.config.run.seed, "timesteps", round_index),
         )
-        return steps[trajectory.positions]
 
     def deal(self, steps: Tensor) -> list[Pairs]:
         """Deal this rank's videos at the chosen steps `[B, T]` to the updates of the round."""

@@ -1,5 +1,6 @@
 """GRPO as the paper trains with it: compare the videos of a prompt, replay their steps, follow clipped loss plus KL."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
-from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
+from hyvideo.grpo.clipped_loss import PolicyLossDiagnostics, clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.grpo.sde_window import noisy_steps
@@ -69,17 +70,23 @@ class StepGradients:
             mean: [N, ...] of their transitions.
             index: [N] their steps, on the device of `mean`.
         """
-        self._sensitivity = upload(self._sensitivity, mean.device)
-        sensitivity = self._sensitivity[index]
-        norms = velocity_gradients(policy_loss, mean, sensitivity)
-        parts = [norms, torch.ones_like(norms)]
+        norms = self.norms(policy_loss, mean, index)
+        of_penalty = penalty
         if penalty is not None:
-            parts.append(
-                velocity_gradients(penalty, mean, sensitivity) if penalty.requires_grad else torch.zeros_like(norms)
-            )
+            of_penalty = self.norms(penalty, mean, index) if penalty.requires_grad else torch.zeros_like(norms)
+        self.count(index, norms, torch.ones_like(norms), of_penalty)
+
+    def norms(self, loss: Tensor, mean: Tensor, index: int | Tensor) -> Tensor:
+        """Gradient of each pair by its velocity [N]; the loss is a mean over the N pairs, with gradient."""
+        self._sensitivity = upload(self._sensitivity, mean.device)
+        return velocity_gradients(loss, mean, self._sensitivity[index])
+
+    def count(self, index: Tensor, norms: Tensor, pairs: Tensor, of_penalty: Tensor | None) -> None:
+        """Add N gradients at steps `index`, as of so many `pairs` each; `of_penalty` is of the KL term."""
+        parts = torch.stack([norms, pairs] if of_penalty is None else [norms, pairs, of_penalty])
         if self._sums is None:
             self._sums = norms.new_zeros(len(parts), len(self._sensitivity))
-        self._sums.index_add_(1, index, torch.stack(parts))
+        self._sums.index_add_(1, index, parts)
 
     def pop(self) -> dict[str, float]:
         """Means over the pairs of all ranks since the last pop; every rank must call it.
@@ -160,8 +167,10 @@ class GRPO(Algorithm):
 
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return the window of steps in which each video draws noise; None for all steps."""
-        if self.config.rollout.sde_window == "all":
-            return None
+        return None if self.config.rollout.sde_window == "all" else self.trainable_steps(round_index, num_videos)
+
+    def trainable_steps(self, round_index: int, num_videos: int) -> Tensor:
+        """Return the steps `[N, K]` bool at which each video of a round can be trained."""
         return _window(self.config, self.policy.stochastic_steps(), round_index, num_videos=num_videos)
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
@@ -171,7 +180,7 @@ class GRPO(Algorithm):
         for pairs in compared.updates:
             coefficient = self.controller.coefficient if self.controller else 0.0
             metrics = self.update(compared, pairs, coefficient, on_policy=not replay)
-            replay = replay or {name: metrics[name] for name in DEVIATIONS}
+            replay = replay or {name: metrics[name] for name in DEVIATIONS if name in metrics}
             yield metrics | replay | self.step_gradients.pop()
 
     def compare(self, trajectory: Trajectory) -> ComparedRound:
@@ -181,9 +190,8 @@ class GRPO(Algorithm):
         advantages, self.scales = upload(advantages, device), upload(self.scales, device)
         if self.kl_std_scale is not None:
             self.kl_std_scale = upload(self.kl_std_scale, device)
-        stochastic, num_videos = self.policy.stochastic_steps(), len(trajectory.scores.total)
-        noisy = _window(self.config, stochastic, trajectory.round, num_videos=num_videos)
-        steps = self.choose_steps(trajectory, noisy)
+        num_videos = len(trajectory.scores.total)
+        steps = self.choose_steps(trajectory, self.trainable_steps(trajectory.round, num_videos))
         updates = self.deal(steps)
         weights = self._anchor_weights(trajectory, steps)
         anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
@@ -205,18 +213,14 @@ class GRPO(Algorithm):
         """
         num_pairs, published = len(pairs.sample_index), self.config.rollout.published
         on_policy = on_policy and "first_ratio" not in published
-        device = compared.trajectory.rollout.latents.device
-        parts = micro_batches(pairs, self.config.grpo.mini_batch_size_per_update, device)
-        losses = (
-            (len(part.sample_index) / num_pairs, *self._loss(compared, part, there, coefficient, on_policy))
-            for part, there in parts
-        )
+        losses = self._losses(compared, pairs, coefficient, on_policy=on_policy)
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
         if step.made:
             if self.controller:
                 # the release moves lambda between micro-batches, by a KL that it reads back from the device each time
-                for _ in parts if "kl_controller" in published else [None]:
+                size = self.config.grpo.mini_batch_size_per_update
+                for _ in range(math.ceil(num_pairs / size) if "kl_controller" in published else 1):
                     self.controller.update(kl)
             if self.anchor:
                 self.anchor.policy_moved()
@@ -228,6 +232,15 @@ class GRPO(Algorithm):
             "reward/groups_without_spread": float(compared.groups_without_spread),
             "update/evaluations": float(num_pairs),
         }
+
+    def _losses(
+        self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool
+    ) -> Iterator[tuple[float, Tensor, dict[str, Tensor]]]:
+        """Yield of every micro-batch its share of the pairs, its loss with gradient and its numbers."""
+        device = compared.trajectory.rollout.latents.device
+        for part, there in micro_batches(pairs, self.config.grpo.mini_batch_size_per_update, device):
+            share = len(part.sample_index) / len(pairs.sample_index)
+            yield share, *self._loss(compared, part, there, coefficient, on_policy)
 
     def _loss(
         self, compared: ComparedRound, pairs: Pairs, there: Pairs, coefficient: float, on_policy: bool
@@ -246,29 +259,18 @@ class GRPO(Algorithm):
             chosen = upload(weights.nonzero()[:, 0], latents.device)
         mean, std = self.policy.step(latents, index, conditioning)
         following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[there]
-        scheduler, sde_type = self.policy.pipeline.scheduler, self.policy.sde_type
-        log_probs = scheduler.log_prob(following, mean, std, sde_type=sde_type)  # mean over elements
+        log_probs = self._log_probs(following, mean, std)
         old_log_probs = log_probs.detach() if on_policy else recorded
         log_ratio = log_probs - old_log_probs
         if self.config.grpo.ratio_norm:
             old_mean = mean.detach() if on_policy else rollout.means[there]
             log_ratio = normalized_log_ratio(mean, old_mean, following, std)
         advantages = compared.advantages[rows].to(log_probs)
-        policy_loss, diagnostics = clipped_policy_loss(
-            log_ratio,
-            torch.zeros_like(log_ratio),
-            advantages,
-            self.config.grpo.clip_range,
-            self.scales[index].to(log_probs),
-            clip_range_high=self.config.grpo.clip_range_high,
-        )
+        policy_loss, diagnostics = self._policy_loss(log_ratio, advantages, index)
         position = mean.new_zeros(())
         if compared.anchor_means is not None and compares:
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
-            kl_std = std[chosen]
-            if self.kl_std_scale is not None:
-                kl_std = kl_std * self.kl_std_scale[index[chosen]].to(kl_std).view(-1, *[1] * (kl_std.ndim - 1))
-            position = position_kl(mean[chosen], anchor_mean, kl_std)
+            position = self._position(mean[chosen], anchor_mean, std[chosen], index[chosen])
         if weights is not None:
             position = position * float(weights.mean())
         # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
@@ -288,6 +290,29 @@ class GRPO(Algorithm):
             "ratio/max_deviation": ((log_probs.detach() - recorded).exp() - 1).abs().max(),
             "replay/mean_error": ((mean.detach() - rollout.means[there].to(mean)).abs() / std).max(),
         }
+
+    def _log_probs(self, following: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return the log-probability `[N]` of what was drawn, a mean over elements."""
+        return self.policy.pipeline.scheduler.log_prob(following, mean, std, sde_type=self.policy.sde_type)
+
+    def _policy_loss(
+        self, log_ratio: Tensor, advantages: Tensor, index: Tensor
+    ) -> tuple[Tensor, PolicyLossDiagnostics]:
+        """Return the clipped loss of N pairs at steps `index`, weighted by the equalizer."""
+        return clipped_policy_loss(
+            log_ratio,
+            torch.zeros_like(log_ratio),
+            advantages,
+            self.config.grpo.clip_range,
+            self.scales[index].to(log_ratio),
+            clip_range_high=self.config.grpo.clip_range_high,
+        )
+
+    def _position(self, mean: Tensor, anchor_mean: Tensor, std: Tensor, index: Tensor) -> Tensor:
+        """Return the distance of N pairs from the anchor, their mean."""
+        if self.kl_std_scale is not None:
+            std = std * self.kl_std_scale[index].to(std).view(-1, *[1] * (std.ndim - 1))
+        return position_kl(mean, anchor_mean, std)
 
     def divergence(self, position: Tensor, velocity: Tensor) -> Tensor:
         """Join the terms of the trust region (paper Eq. 15), each a mean over pairs; override it to weigh them anew.

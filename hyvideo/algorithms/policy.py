@@ -1,7 +1,8 @@
 """The policy: the network that is trained, bound once to its guidance, its sampler and the shape of its videos."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from diffusers import HunyuanVideo15Transformer3DModel
@@ -13,11 +14,15 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     Conditioning,
     Guidance,
     HunyuanVideoGRPOPipeline,
+    Learner,
     Rollout,
     SampleNoise,
 )
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+AHEAD_BYTES = 2**28
+"""Memory of a GPU for prompts that were encoded ahead: some 60 of 300 tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Policy:
         num_frames: frames per video, 4 n + 1.
         size: height and width in pixels.
         videos_at_once: videos that are denoised together in a rollout; 0 for all.
+        encoded: prompts that encoders have read at their last visit, if they rest in host memory.
     """
 
     pipeline: HunyuanVideoGRPOPipeline
@@ -43,6 +49,7 @@ class Policy:
     num_frames: int
     size: tuple[int, int]
     videos_at_once: int = 0
+    encoded: dict[Prompt, Conditioning] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def transformer(self) -> HunyuanVideo15Transformer3DModel:
@@ -53,20 +60,44 @@ class Policy:
         self, scheduler: FlowMatchDiscreteScheduler, *, num_frames: int, size: tuple[int, int]
     ) -> "Policy":
         """Return the same network following another schedule, for videos of another shape: the validation's."""
-        return replace(self, pipeline=self.pipeline.with_scheduler(scheduler), num_frames=num_frames, size=size)
+        pipeline = self.pipeline.with_scheduler(scheduler)
+        return replace(self, pipeline=pipeline, num_frames=num_frames, size=size, encoded={})
 
-    def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
-        """Encode texts and first frames, one row per prompt."""
-        return self.pipeline.encode_prompts(prompts, self.size)
+    def encode(self, prompts: Sequence[Prompt], coming: Iterable[Prompt] = ()) -> Conditioning:
+        """Encode texts and first frames, one row per prompt.
+
+        Encoders that rest in host memory also read the prompts that are `coming`, up to `AHEAD_BYTES`, when they visit
+        the device, so that they need not visit it for these.
+        """
+        if not self.pipeline.encoder_offload:
+            return self.pipeline.encode_prompts(prompts, self.size)
+        if not self.encoded.keys() >= set(prompts):
+            self.encoded.clear()
+            with self.pipeline.encoders_at_work():
+                held = 0
+                for place, prompt in enumerate(chain(prompts, coming)):
+                    if place >= len(prompts) and held > AHEAD_BYTES:
+                        break
+                    if prompt not in self.encoded:
+                        self.encoded[prompt] = self.pipeline.encode_prompts([prompt], self.size)
+                        held += self.encoded[prompt].nbytes
+        return Conditioning.join([self.encoded[prompt] for prompt in prompts])
 
     def rollout(
-        self, conditioning: Conditioning, noise: SampleNoise, noisy: Tensor | None = None, *, decode: bool = True
+        self,
+        conditioning: Conditioning,
+        noise: SampleNoise,
+        noisy: Tensor | None = None,
+        *,
+        decode: bool = True,
+        learner: Learner | None = None,
     ) -> Rollout:
         """Sample one video per row of `conditioning` with the SDE, and keep what a replay needs.
 
         `noisy` `[B, K]` bool are the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
+        `learner` learns from the steps while they are made.
         """
-        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy}
+        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy, "learner": learner}
         return self._roll_out(conditioning, noise, decode=decode, **how)
 
     def final_latents(self, conditioning: Conditioning, noise: SampleNoise, *, decode: bool = True) -> Rollout:

@@ -24,8 +24,9 @@ class Pairs(NamedTuple):
         return Pairs(self.sample_index[chosen], self.step_index[chosen])
 
     def micro_batches(self, size: int) -> list["Pairs"]:
-        """Return consecutive slices of at most `size` pairs."""
-        return [Pairs(*parts) for parts in zip(self.sample_index.split(size), self.step_index.split(size), strict=True)]
+        """Return consecutive slices of at most `size` pairs; none where there are no pairs."""
+        slices = zip(self.sample_index.split(size), self.step_index.split(size), strict=True)
+        return [Pairs(*parts) for parts in slices if len(parts[0])]
 
 
 def select_timesteps(

@@ -5,7 +5,7 @@ recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -170,6 +170,7 @@ def shard_weights(
     compute_dtype: torch.dtype | None = None,
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
+    whole: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard weights, gradients and optimizer state over `mesh` in place (FSDP2); weights move to the mesh's device.
 
@@ -181,9 +182,10 @@ def shard_weights(
     The mesh has one axis to shard over, or two: copies, and shards of each. `compute_dtype` is that in which the
     blocks' weights are gathered (None: their own). Without `reshard_after_forward` what was gathered stays until it
     changes: no communication from one denoising step to the next, for the memory of a whole model. With `cpu_offload`
-    shards, gradients and optimizer state are kept in host memory.
+    shards, gradients and optimizer state are kept in host memory. The weights `whole` are not sharded.
     """
     shared = {
+        "ignored_params": set(whole),
         "mesh": mesh,
         "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -83,6 +84,20 @@ class Conditioning:
         count = len(self)
         images = None if self.images is None else self.images.rows([*range(count), *range(count)])
         return Conditioning(self.text + negative.text * count, self.glyph + negative.glyph * count, images)
+
+    @classmethod
+    def join(cls, parts: Sequence["Conditioning"]) -> "Conditioning":
+        """Put the rows of several one below the other; all have images or none has."""
+        text, glyph = (tuple(row for part in parts for row in getattr(part, name)) for name in ("text", "glyph"))
+        images = [part.images for part in parts if part.images]
+        joined = [torch.cat([getattr(one, name) for one in images]) for name in ("states", "latents") if images]
+        return cls(text, glyph, FirstFrames(*joined) if images else None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        images = (self.images.states, self.images.latents) if self.images else ()
+        return sum(states.nbytes for states in (*self.text, *self.glyph, *images))
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -182,6 +197,16 @@ class Rollout:
         return cls(*(None if column[0] is None else torch.cat(column) for column in columns))
 
 
+class Learner(Protocol):
+    """What learns from the steps of a rollout while they are made."""
+
+    def trains(self, index: int) -> bool:
+        """Whether step `index` is to be computed with gradient."""
+
+    def learn(self, index: int, mean: Tensor, std: Tensor, following: Tensor) -> None:
+        """Learn from such a step: the transition `[B, ...]`, its mean with gradient, and what was drawn from it."""
+
+
 class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     """The diffusers HunyuanVideo-1.5 pipeline with the three things GRPO needs from it.
 
@@ -228,7 +253,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return self.vae.device if self.encoder_offload else super()._execution_device
 
     @contextmanager
-    def _encoders_at_work(self) -> Iterator[None]:
+    def encoders_at_work(self) -> Iterator[None]:
         """Let encoders that rest in host memory compute on the device; nothing changes, so nothing is copied back."""
         device = self._execution_device  # to ask for it takes diffusers milliseconds
         places: list[tuple[nn.Module, str, Tensor]] = []
@@ -237,7 +262,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 places.append((module, name, tensor))
                 if tensor not in away:
-                    with host_read("networks that rest in host memory visit the device, once per round"):
+                    with host_read("networks that rest in host memory visit the device, once in many rounds"):
                         copy = tensor.detach().to(device)
                     away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
         try:
@@ -267,7 +292,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         model never does for the negative prompt.
         """
         rows = []
-        with self._encoders_at_work():
+        with self.encoders_at_work():
             for prompt in prompts:
                 try:
                     rows.append((self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")))
@@ -281,7 +306,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
         """Encode first frames of videos of `size` (height, width)."""
         cropped = [crop_to_size(image, size) for image in images]
-        with self._encoders_at_work():
+        with self.encoders_at_work():
             states = []
             for image in cropped:
                 pixels = self.feature_extractor(images=image, return_tensors="pt")["pixel_values"]
@@ -360,14 +385,15 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         noisy: Tensor | None = None,
         only_last: bool = False,
         decode: bool = True,
+        learner: Learner | None = None,
         on_step: Callable[[int], None] = lambda index: None,
     ) -> Rollout:
         """Sample one video per row of `conditioning`, of which there are B, over the steps set on the scheduler.
 
         A video has 4 n + 1 frames of `size` (height, width) in pixels; `sde_type` and `eta` are as in `denoise_step`.
         At the steps `noisy`, `[B, K]` bool, a video draws noise; elsewhere it follows the ODE, with log-probability 0
-        (None: all steps). With `only_last` the videos and the last latents are kept, not what a replay needs. `on_step`
-        is called with the index of every finished step.
+        (None: all steps). With `only_last` the videos and the last latents are kept, not what a replay needs. `learner`
+        learns from the steps that it trains. `on_step` is called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
         latents, means, log_probs = [noise.initial(shape, self._execution_device)], [], []
@@ -375,10 +401,17 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         noisy_there = None if noisy is None else upload(noisy, latents[0].device)
         for index in range(len(self.scheduler.timesteps)):
             drawn = None if noisy is None else noisy_there[:, index]
-            mean, std = step(latents[-1], index, conditioning, noisy=drawn)
+            trains = learner is not None and learner.trains(index)
+            with torch.set_grad_enabled(trains):
+                mean, std = step(latents[-1], index, conditioning, noisy=drawn)
+            with_gradient, mean = mean, mean.detach()
             following = mean
             if sde_type != "ode" and (noisy is None or noisy[:, index].any()):
                 following = self.scheduler.sample_next(mean, std, noise.step(index, shape, mean.device))
+            if trains:
+                with torch.enable_grad():
+                    learner.learn(index, with_gradient, std, following)
+            del with_gradient  # and all that it keeps for a backward pass
             if only_last:
                 latents = [following]
             else:

@@ -246,13 +246,13 @@ def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
         pairs, size = layout.num_own_videos * counted.update, config.grpo.mini_batch_size_per_update
         anchored = layout.num_own_videos * counted.anchor
         together = (math.ceil(pairs / updates / size), math.ceil(anchored / updates / size), pairs % updates)
-        return *together, counted.rollout, counted.anchor, counted.update
+        return *together, counted.rollout, counted.anchor, counted.update, counted.learnt
 
     for few, more in sorted(combinations(range(1, min(asked, 9)), 2), key=max):
         with suppress(ValueError):  # too few steps for the window, or for a step with noise
             counted = list(zip(passes(few), passes(more), passes(asked), strict=True))
             share = (asked - few) / (more - few)
-            alike = counted[0][0] > 1 or counted[0][2] == 1
+            alike = counted[0][0] > 1 or counted[0][0] == counted[0][2]
             if alike and all(abs(a + share * (b - a) - c) < 1e-6 for a, b, c in counted):
                 return few, more
     return (asked,)

@@ -254,7 +254,7 @@ def make_policy_of(
     Sharded weights get memory on the mesh's device, to be filled; all others stay on the meta device. With `draw` a new
     adapter gets its first values.
     """
-    model, parallel = config.model, config.parallel
+    model, parallel, algorithm = config.model, config.parallel, algorithm_class(config.grpo.algorithm)
     prepare_policy(
         install_attention(transformer, mesh.sp_group, mesh.guidance_group),
         gradient_checkpointing=parallel.activation_checkpointing != "none",
@@ -273,6 +273,7 @@ def make_policy_of(
             compute_dtype=compute_dtype(config, mesh.weights.device_type),
             reshard_after_forward=parallel.reshard_after_forward,
             cpu_offload="weights" in parallel.offload,
+            whole=trainable_parameters(transformer).values() if algorithm.whole_weights else (),
         )
 
 

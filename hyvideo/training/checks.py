@@ -60,7 +60,7 @@ def check(
     grpo = config.grpo
 
     def deal() -> None:
-        trained = algorithm_class(grpo.algorithm).evaluations(config).update
+        trained = algorithm_class(grpo.algorithm).evaluations(config).trained
         check_updates(grpo.updates_per_rollout, grpo.batch_size * grpo.gradient_accumulation_steps, trained)
 
     errors = [
@@ -136,11 +136,11 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
     if algorithm.needs == "transitions":
         yield from _noise_left(config, known)
         passes = algorithm.evaluations(config)
-        if config.kl.kl_weight > FELT_KL and 0 < passes.anchor < passes.update:
+        if config.kl.kl_weight > FELT_KL and 0 < passes.anchor < passes.trained:
             yield (
                 f"anchor_fraction is {config.kl.anchor_fraction:g} at kl_weight {config.kl.kl_weight:g}: the position "
-                f"term, which is felt there, rests on {passes.anchor} of {passes.update} steps, so its gradient has "
-                f"about {math.sqrt(passes.update / passes.anchor):.1f} times the noise. kl/gradient_share says how "
+                f"term, which is felt there, rests on {passes.anchor} of {passes.trained} steps, so its gradient has "
+                f"about {math.sqrt(passes.trained / passes.anchor):.1f} times the noise. kl/gradient_share says how "
                 "much it weighs; 1 compares all steps."
             )
     yield from unread_settings(config)

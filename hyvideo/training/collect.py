@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward, frames_of_reward
 from hyvideo.observability.scored_videos import POSTER
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Rollout, SampleNoise, decoded_together
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Learner, Rollout, SampleNoise, decoded_together
 from hyvideo.training.guard import Look
 
 
@@ -42,6 +43,7 @@ class Round:
         prompt_indices: positions of these prompts among the run's.
         positions: `[B]` long, where each stands among the round's videos; those of one prompt stand next to each other.
         num_videos: videos of all ranks.
+        coming: prompts of this rank's next rounds, in their order.
     """
 
     index: int
@@ -52,6 +54,7 @@ class Round:
     num_videos: int
     num_generations: int
     mesh: Mesh
+    coming: Iterator[Prompt]
 
 
 class Rounds:
@@ -92,8 +95,15 @@ class Rounds:
             num_videos=self.layout.num_videos,
             num_generations=self.layout.num_generations,
             mesh=self.mesh,
+            coming=self._coming(),
         )
         return self.current
+
+    def _coming(self) -> Iterator[Prompt]:
+        """Yield the prompts of the next rounds, an epoch of them."""
+        sampler = copy(self.sampler)
+        for _ in range(math.ceil(len(self.prompts) / self.layout.num_groups)):
+            yield from (self.prompts[video.prompt_index] for video in sampler.next_round())
 
 
 THUMBNAIL_FRAMES = 4
@@ -186,13 +196,14 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
     rows = tuple(unique.index(prompt) for prompt in round.prompt_indices)
     texts = tuple(prompt.text for prompt in round.prompts)
     with timer("rollout"), algorithm.sampling():
-        conditioning = policy.encode([round.prompts[rows.index(row)] for row in range(len(unique))])
+        conditioning = policy.encode([round.prompts[rows.index(row)] for row in range(len(unique))], round.coming)
         noisy = algorithm.noisy_steps(round.index, round.num_videos)
         parts, size = [], policy.videos_at_once or count
         for start in range(0, count, size):
             block = range(start, min(start + size, count))
             conditions = conditioning.rows([rows[i] for i in block])
-            parts.append(_sample(policy, algorithm, conditions, round, block, noisy, decode=at_once))
+            learner = algorithm.learner(round.index, round.positions[list(block)], round.num_videos)
+            parts.append(_sample(policy, algorithm, conditions, round, block, noisy, decode=at_once, learner=learner))
             inside = [i for i in block if i in own]
             if scoring and inside:
                 scoring.add(parts[-1].videos[[i - start for i in inside]], [texts[i] for i in inside])
@@ -247,14 +258,14 @@ def _sample(
     noisy: Tensor | None,
     *,
     decode: bool,
+    learner: Learner | None = None,
 ) -> Rollout:
     """Sample some of a round's videos as its algorithm needs them; `noisy` is of the videos of all ranks."""
     noise = round.noise.rows(block)
     if algorithm.needs == "final_latents":
         return policy.final_latents(conditioning, noise, decode=decode)
-    return policy.rollout(
-        conditioning, noise, None if noisy is None else noisy[round.positions[list(block)]], decode=decode
-    )
+    drawn = None if noisy is None else noisy[round.positions[list(block)]]
+    return policy.rollout(conditioning, noise, drawn, decode=decode, learner=learner)
 
 
 def gain_over(

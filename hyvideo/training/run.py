@@ -58,7 +58,7 @@ class Performance:
         self._adapter = config.model.use_lora
         self._mesh = mesh
         self._peak = peak_tflops * 1e12
-        self._per_video = algorithm_class(config.grpo.algorithm).evaluations(config).rollout
+        self._evaluations = algorithm_class(config.grpo.algorithm).evaluations(config)
         self._seconds: deque[float] = deque(maxlen=updates_per_round)
         self._mfu_rollout = 0.0
 
@@ -93,10 +93,12 @@ class Performance:
                 for own in prompted
             ]
         per_video = [prompted[row] for row in trajectory.conditioning_rows]
+        trained = [flops.model - (flops.linear if self._adapter else 0) for flops in per_video]
         if times["time/rollout"]:
-            sampled = self._per_video * sum(flops.total for flops in per_video)
-            self._mfu_rollout = sampled / times["time/rollout"] / self._peak
-        trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
+            learnt = self._evaluations.learnt
+            sampled = (self._evaluations.rollout - learnt) * sum(flops.total for flops in per_video)
+            self._mfu_rollout = (sampled + learnt * sum(trained)) / times["time/rollout"] / self._peak
+        trained = sum(trained) / len(trained)
         self._seconds.append(sum(times.values()))
         num_videos = len(trajectory) * self._mesh.dp_size
         return {

@@ -46,6 +46,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "muon": {"use_muon": True},
     "muon, adapter": {"use_muon": True, "use_lora": True},
     "two updates in windows": {**TWO_UPDATES, **WINDOWS, "kl_weight": 1.0, "max_grad_norm": 10.0},
+    "one pass": {
+        **{"algorithm": "grpo_one_pass", "use_lora": True, "cfg_scale": 3.0, "rollout_micro_batch_size": 1},
+        **{"sde_window": "per_group", "sde_window_size": 2, "anchor_fraction": 0.5, "learning_rate": 1e-3},
+    },
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
     "nft, two updates": {**ALGORITHMS["nft"], **TWO_UPDATES, "timestep_fraction": 0.5, "max_grad_norm": 100.0},
 }
@@ -65,11 +69,16 @@ TWO_RANKS: Cases = {
         {**SP_2, "activation_checkpointing": "full", "reshard_after_forward": False, "save_interval": 2},
     ),
     "dp, groups over ranks, accumulated": ("two updates in windows", ACCUMULATED),
+    "dp, one pass, groups over ranks, accumulated": ("one pass", ACCUMULATED),
     "dp, nft, groups over ranks, accumulated": ("nft, two updates", {**ACCUMULATED, "cpu_offload": True}),
 }
 FOUR_RANKS: Cases = {
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
     "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
+    "one pass, copies x two rows of guidance, recomputed": (
+        "one pass",
+        COPIES_OF_PAIRS | {"activation_checkpointing": "elementwise"},
+    ),
     "nft, copies x two rows of guidance": ("nft, guidance, adapter", COPIES_OF_PAIRS),
 }
 MORE_ON_TWO: Cases = {

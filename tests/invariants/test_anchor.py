@@ -100,6 +100,14 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training):
     assert len({float(part[0]) for part in parts}) == 4  # a choice alone has another value
 
 
+def test_an_update_without_a_compared_step_has_no_position_term(make_training):
+    """One of four steps is compared with the anchor, so that one of two updates has none."""
+    training = make_training(anchor_fraction=0.25, updates_per_rollout=2, update_ref_model_step=99)
+    first, second = (list(training.algorithm.updates(collect_round(training))) for _ in range(2))
+    assert [row["kl/position"] for row in first] == [0.0, 0.0]
+    assert sorted(row["kl/position"] > 0 for row in second) == [False, True]
+
+
 def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training):
     training = make_training(use_lora=True)
     weights = training.algorithm.anchor.state_dict()

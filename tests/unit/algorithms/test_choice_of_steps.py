@@ -172,7 +172,10 @@ def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_o
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"algorithm": "standard"}, "there is no 'standard'; expected one of grpo, nft, or module:Class"),
+        (
+            {"algorithm": "standard"},
+            "there is no 'standard'; expected one of grpo, grpo_one_pass, nft, or module:Class",
+        ),
         ({"algorithm": "tests.support.reward_weighted:Missing"}, "cannot be imported"),
         ({"algorithm": "pathlib:Path"}, "must be a subclass of hyvideo.algorithms.algorithm.Algorithm"),
         ({"sde_type": f"{IDEAS}:missing"}, "sde_type: .* cannot be imported"),

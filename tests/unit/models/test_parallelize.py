@@ -181,6 +181,6 @@ def test_encoders_that_visit_encode_as_those_that_stay_and_nothing_is_copied_bac
     assert [places(encoder) for encoder in pipeline.encoders] == before
     assert any(True for _ in pipeline.text_encoder.buffers())
     pipeline.vae.to("meta")  # where they are to go
-    with pipeline._encoders_at_work():
+    with pipeline.encoders_at_work():
         assert {device for encoder in pipeline.encoders for device, _ in places(encoder).values()} == {"meta"}
     assert [places(encoder) for encoder in pipeline.encoders] == before

@@ -1,0 +1,74 @@
+"""One-pass GRPO follows the gradient of GRPO, whose update computes the steps of the rollout again."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.run import Run
+from tests.support.training import GradientRecorder, collect_round
+
+ADAPTER = {"use_lora": True, "rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1, "max_grad_norm": 1e9}
+ABSENT = {"ratio/max_deviation", "replay/mean_error", "clip_fraction"}
+
+
+def move(training: Run, seed: int) -> None:
+    """Change the trained weights; the second factor of a new adapter is 0, and so is the first one's gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in trainable_parameters(training.policy.transformer).values():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
+
+
+def round_of(training: Run, *, failed: bool = False, at_anchor: bool = False) -> tuple[Tensor, dict[str, float]]:
+    """Gradient and metrics of a round whose policy has left its anchor."""
+    move(training, 1)
+    if training.algorithm.anchor:
+        training.algorithm.anchor.refresh()
+        if not at_anchor:
+            training.algorithm.anchor.policy_moved()
+            move(training, 2)
+    recorder = GradientRecorder(training)
+    trajectory = collect_round(training)
+    if failed:
+        total = trajectory.scores.total.clone()
+        total[1] = torch.nan
+        trajectory = replace(trajectory, scores=replace(trajectory.scores, total=total))
+    (metrics,) = training.algorithm.updates(trajectory)
+    return recorder.gradient, metrics
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl_weight": 0},
+        {"anchor_fraction": 0.25},
+        {"anchor_fraction": 0.5, "mini_batch_size_per_update": 3, "use_dual_kl": False},
+        {"cfg_scale": 4.0, "ratio_norm": True},
+        {"sde_window": "per_group", "sde_window_size": 2},
+        {"sde_window": "sliding", "sde_window_size": 3, "timestep_fraction": 0.7, "use_grad_balancing": False},
+        {"sde_type": "cps", "timestep_fraction": 0.5, "published": "cps_equalizer"},
+        {"sde_type": "flow_grpo", "published": "flow_kl", "anchor_fraction": 0.5},
+        {"sde_type": "dance_grpo", "gradient_accumulation_steps": 2, "lora_target_modules": "all-linear"},
+        {"activation_checkpointing": "elementwise", "use_same_noise": True},
+        {"update_ref_model_step": 0, "use_moving_KL": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("failed", [False, True])
+def test_its_gradient_and_its_row_are_those_of_two_passes(make_training, settings, failed: bool):
+    two, one = (make_training(algorithm=name, **ADAPTER | settings) for name in ("grpo", "grpo_one_pass"))
+    (wanted, row), (received, own) = (round_of(training, failed=failed) for training in (two, one))
+    assert wanted.norm() > 0
+    assert (received - wanted).norm() < 3e-6 * wanted.norm()
+    counted = {"update/evaluations"}
+    assert set(row) - ABSENT == set(own)
+    differing = {
+        name: (own[name], row[name])
+        for name in own.keys() - counted
+        if own[name] != pytest.approx(row[name], rel=1e-4, abs=1e-7)
+    }
+    assert not differing
