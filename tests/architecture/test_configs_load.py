@@ -13,7 +13,10 @@ WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sag
 WORLD_SIZES |= {"configs/one_gpu_24gb.yaml": 1, "configs/one_gpu_48gb.yaml": 1}
 PIECES = [f"configs/method/{name}.yaml" for name in ("sage", "dance", "flow", "cps", "nft")]
 PIECES += [f"configs/kl/{name}.yaml" for name in ("none", "fixed", "step", "moving", "dual")]
-PIECES += [f"configs/{name}.yaml" for name in ("lora", "demo", "published", "accumulate_4", "reward/a", "reward/b")]
+PIECES += [
+    f"configs/{name}.yaml"
+    for name in ("lora", "demo", "distilled", "published", "accumulate_4", "reward/a", "reward/b")
+]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.support.training import REPOSITORY
 CONFIGS = REPOSITORY / "configs"
 BASE, FEW = ("configs/sage_8gpu.yaml",), ("--grpo_sampling_steps", "2", "--mini_batch_size_per_update", "1")
 RECIPES = [(8, BASE), (1, ("configs/one_gpu_24gb.yaml",)), (8, (*BASE, "configs/method/nft.yaml"))]
-RECIPES += [(8, (*BASE, "configs/lora.yaml", "configs/kl/dual.yaml"))]
+RECIPES += [(8, (*BASE, "configs/lora.yaml", "configs/kl/dual.yaml")), (8, (*BASE, "configs/distilled.yaml"))]
 LIKE_THEM = [
     (64, ("configs/sage_64gpu.yaml", "configs/accumulate_4.yaml", "configs/reward/a.yaml")),
     (8, (*BASE, "configs/published.yaml", "configs/reward/b.yaml")),
