@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint import train_state
-from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, load_tensors, require_dtypes, verify_files
+from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, TensorWriter, load_tensors, require_dtypes, verify_files
 from hyvideo.checkpoint.train_state import BEST, FACTS, LATEST, SaveError, begin_save, checkpoints_of, latest_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.models.attention import install_attention
@@ -211,7 +211,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
 
     save(tmp_path, 1)
-    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", interrupt)
+    monkeypatch.setattr(TensorWriter, "write_data", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SaveError, match="it was interrupted. Earlier checkpoints are intact. To go on") as caught:
