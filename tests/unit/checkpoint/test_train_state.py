@@ -178,6 +178,16 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replac
     assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
 
 
+def test_a_removal_that_is_cut_short_leaves_no_checkpoint_and_is_completed_by_the_next_save(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_state, "remove", lambda path: None)
+        save(tmp_path, 2, keep_last=1)
+    assert checkpoints_of(tmp_path) == [tmp_path / "step_2"] and len(names_in(tmp_path)) == 3
+    save(tmp_path, 3)
+    assert names_in(tmp_path) == [LATEST, "step_2", "step_3"]
+
+
 def test_what_cannot_be_written_or_finds_no_room_says_so_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
     said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
