@@ -183,6 +183,7 @@ def begin_save(
 
 
 _WRITER = ThreadPoolExecutor(1, "checkpoint")
+"""Writes checkpoints beside training and removes old ones, one after the other."""
 
 
 @cache
