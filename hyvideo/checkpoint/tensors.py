@@ -8,25 +8,40 @@ describe their bytes. Nothing here is unpickled.
 """
 
 import hashlib
+import json
 import os
 import stat
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, Metadata
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+)
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import write_synced
-from hyvideo.distributed.collectives import all_or_none, gather, local_shard
+from hyvideo.distributed.collectives import all_or_none, as_shard_of, gather, local_shard
 
 MANIFEST = "manifest.json"
 
@@ -36,23 +51,94 @@ Tensors = dict[str, dict[str, Tensor]]
 FILE_BYTES = 2**28
 """Most bytes of a rank's shards in one file, unless one tensor has more.
 
-Each rank holds one file's content in host memory while it writes, once as tensors and once or twice serialised. The
-number of files is the state's size by this, and at least the number of ranks: 8.3 billion weights with AdamW and an
+The number of files is the state's size by this, and at least the number of ranks: 8.3 billion weights with AdamW and an
 average (133 GB) are some 500 files on 8 ranks, and 512 on 64. Every rank opens all of them to read their headers.
 """
 
 
-def tensor_writer(folder: Path, tensors: Tensors) -> HuggingFaceStorageWriter:
-    """Return the writer of `tensors` into `folder`, which puts those that follow each other into one file."""
-    numbers, number, filled = {}, 1, 0
+def host_copies(tensors: Tensors) -> Tensors:
+    """Copy this rank's shards to host memory, which stays allocated; the next call overwrites them.
+
+    Beside a GPU it is pinned, so that the copies run at the speed of the bus, and the host waits for all of them once.
+    """
+    copies, block, filled = {}, 0, 0
     for group, named in tensors.items():
         for name, tensor in named.items():
-            size = local_shard(tensor).nbytes
-            if filled and filled + size > FILE_BYTES:
-                number, filled = number + 1, 0
+            own = local_shard(tensor)
+            if filled + own.nbytes > FILE_BYTES:
+                block, filled = block + 1, 0
+            place = _host_block(block, max(own.nbytes, FILE_BYTES))[filled : filled + own.nbytes]
+            filled += -(-own.nbytes // 64) * 64  # where elements of any dtype may begin
+            copy = place.view(own.dtype).view(own.shape).copy_(own, non_blocking=True)
+            copies.setdefault(group, {})[name] = as_shard_of(tensor, copy)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return copies
+
+
+@cache
+def _host_block(number: int, nbytes: int) -> Tensor:
+    """Return a block of host memory, the same at every call: PyTorch rounds pinned memory up to a power of two."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
+class TensorPlanner(DefaultSavePlanner):
+    """Divides a state's tensors among the ranks; the main rank does it again only if they are others than before.
+
+    PyTorch keeps the plans by a key and compares names and shapes, so the key says all that it does not.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__(enable_plan_caching=True)
+        kinds = ((group, name, t.dtype, t.shape) for group, named in tensors.items() for name, t in named.items())
+        self._cached_plans_key = (dist.get_world_size() if dist.is_initialized() else 1, *kinds)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Leave out of what every rank is sent after a save where the shards lie: the files say that."""
+        plans, metadata = super().create_global_plan(all_plans)
+        return plans, Metadata({name: replace(t, chunks=[]) for name, t in metadata.state_dict_metadata.items()})
+
+
+class TensorWriter(HuggingFaceStorageWriter):
+    """Writes and hashes a rank's shards, and on the main rank the manifest of the whole folder.
+
+    PyTorch's own writer makes two copies of a file and holds Python's lock meanwhile, so training would stand still.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self.folder = folder
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write shards that follow each other into one file; the result of each file is its record."""
+        files, filled = [], FILE_BYTES
+        for item in plan.items:
+            size = planner.resolve_data(item).nbytes
+            if not files or (filled and filled + size > FILE_BYTES):
+                files.append([])
+                filled = 0
             filled += size
-            numbers[f"{group}.{name}"] = number  # PyTorch asks the main rank, whose shards are the largest
-    return HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
+            files[-1].append(item)
+        records, shard = {}, plan.storage_data["shard_index"]
+        with ThreadPoolExecutor(1) as pool:
+            for number, items in enumerate(files, start=1):
+                name = f"shard-{shard:05}-model-{number:05}-of-{len(files):05}.safetensors"
+                offsets = {item.index.fqn: {"saved_offsets": item.tensor_data.chunk.offsets} for item in items}
+                metadata = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+                parts = {item.index.fqn: planner.resolve_data(item).detach().cpu().contiguous() for item in items}
+                save_file(parts, self.folder / name, metadata)
+                records[name] = pool.submit(_record, self.folder / name, sync=True)
+        done = Future()
+        done.set_result([WriteResult(MetadataIndex(n), r.result().size, r.result()) for n, r in records.items()])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the manifest: of the tensors' files what the ranks found, of others what is found now."""
+        files = {each.index.fqn: each.storage_data for of_rank in results for each in of_rank}
+        for path in self.folder.rglob("*"):
+            if path.is_file() and (name := str(path.relative_to(self.folder))) not in files:
+                files[name] = _record(path, sync=True)
+        write_manifest(self.folder, files, tensor_records(metadata))
 
 
 class StoredTensors(HuggingFaceStorageReader):
@@ -180,17 +266,12 @@ def tensor_records(metadata: Metadata) -> dict[str, TensorRecord]:
     }
 
 
-def hash_files(folder: Path, *, sync: bool = False) -> dict[str, FileRecord]:
-    """Return a record of every file in `folder` by its relative path; every rank reads a part of them.
-
-    Args:
-        folder: a checkpoint; its manifest is left out.
-        sync: wait until the disk has the files, because PyTorch's writer does not flush before its own fsync.
-    """
+def hash_files(folder: Path) -> dict[str, FileRecord]:
+    """Return a record of every file in a checkpoint but its manifest, by relative path; every rank reads a part."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     with all_or_none():
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-        own = {str(path.relative_to(folder)): _record(path, sync) for path in files[rank::world_size]}
+        own = {str(path.relative_to(folder)): _record(path) for path in files[rank::world_size]}
     return {name: record for part in gather(own) for name, record in part.items()}
 
 
@@ -245,7 +326,8 @@ def _damaged(folder: Path, name: str, what: str) -> str:
     return f"'{folder}' is damaged: {name} {what}. Pass an older checkpoint with --resume_from_checkpoint PATH."
 
 
-def _record(path: Path, sync: bool) -> FileRecord:
+def _record(path: Path, *, sync: bool = False) -> FileRecord:
+    """Read a file; with `sync` first wait until the disk has it."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())

@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -23,20 +23,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic_core import from_json
-from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hyvideo.checkpoint.tensors import (
-    FileRecord,
-    Tensors,
-    cause,
-    hash_files,
-    one_process,
-    tensor_records,
-    tensor_writer,
-    write_manifest,
-)
+from hyvideo.checkpoint.tensors import TensorPlanner, Tensors, TensorWriter, cause, host_copies, one_process
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -84,13 +73,13 @@ class PendingSave:
     """A checkpoint that is being written to `partial`, and is not valid before `finish` has put it at `target`.
 
     Attributes:
-        written: what PyTorch says of the tensors, once all ranks have written theirs.
+        written: done when all ranks' tensors and the manifest are on disk, or one could not write; None: they are.
         keep_last, keep_every: checkpoints to keep, see `begin_save`.
     """
 
     target: Path
     partial: Path
-    written: Future | Metadata
+    written: Future | None
     keep_last: int | None
     keep_every: int
 
@@ -101,13 +90,12 @@ class PendingSave:
             SaveError: it could not be written, on any rank; all raise it.
         """
         with _explained(self.target, self.partial), one_process():
-            metadata = self.written.result() if isinstance(self.written, Future) else self.written
-            files = hash_files(self.partial, sync=True)
-            broadcast_from_main(lambda: self._publish(files, metadata))
+            if self.written:
+                self.written.result()
+            broadcast_from_main(self._publish)
         return self.target
 
-    def _publish(self, files: dict[str, FileRecord], metadata: Metadata) -> None:
-        write_manifest(self.partial, files, tensor_records(metadata))
+    def _publish(self) -> None:
         replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
         if os.path.lexists(self.target):  # a step that is made again after a resume
             os.replace(self.target, replaced)
@@ -122,7 +110,17 @@ class PendingSave:
         best = _name_in(self.target.parent / BEST)  # whose checkpoint may have been deleted by hand
         for step, old in zip(before, past[: -self.keep_last], strict=False):
             if old.name != best and (not every or step // every == _step_of(old) // every):
-                remove(old)  # one that is being read goes with the next save
+                removal = _WRITER.submit(_drop, old)
+                if self.written is None:  # else training need not wait: 100 GB take many seconds
+                    removal.result()
+
+
+def _drop(checkpoint: Path) -> None:
+    """Remove a checkpoint, which from the first moment on is none; what is being read goes with the next save."""
+    leaving = checkpoint.with_name(f"{checkpoint.name}.partial")
+    with suppress(OSError):
+        os.replace(checkpoint, leaving)
+    remove(leaving)
 
 
 def begin_save(
@@ -138,6 +136,8 @@ def begin_save(
     collective_timeout: int | None = None,
 ) -> PendingSave:
     """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
+
+    A save must be finished before the next one begins.
 
     Args:
         folder: the run's `checkpoints` folder, made when missing.
@@ -157,6 +157,7 @@ def begin_save(
 
     def start() -> None:
         """Make the folder and write all but the tensors."""
+        _WRITER.submit(int).result()  # what is still being removed takes space
         complete_replacements(folder)
         for left in folder.glob("step_*[0-9].partial"):  # of earlier attempts, at this step or others
             remove(left)
@@ -170,19 +171,19 @@ def begin_save(
 
     with _explained(target, partial), one_process():
         broadcast_from_main(start)
-        alone, writer = not dist.is_initialized(), tensor_writer(partial, tensors)
+        alone = not dist.is_initialized()
+        group = _group_of_writers(collective_timeout) if beside_training and not alone else None
+        how = {"storage_writer": TensorWriter(partial), "planner": TensorPlanner(tensors), "process_group": group}
+        written = None
         if beside_training:
-            group = None if alone else _group_of_writers(collective_timeout)
-            stager = DefaultStager(StagingOptions(False, False, False, False))  # a plain copy, made at once
-            # What the thread writes is on the CPU: it must not wait for a GPU's stream, as the default writer does.
-            writer.per_thread_copy_ahead = 0
-            written = dcp.async_save(
-                tensors, storage_writer=writer, async_stager=stager, process_group=group, no_dist=alone
-            )
-            written.add_done_callback(lambda _: stager.close())
+            written = _WRITER.submit(dcp.save, host_copies(tensors), no_dist=alone, **how)
         else:
-            written = dcp.save(tensors, storage_writer=writer, no_dist=alone)
+            dcp.save(tensors, no_dist=alone, **how)
     return PendingSave(target, partial, written, keep_last, keep_every)
+
+
+_WRITER = ThreadPoolExecutor(1, "checkpoint")
+"""Writes checkpoints beside training and removes old ones, one after the other."""
 
 
 @cache

@@ -26,7 +26,7 @@ class HostMemory:
     Attributes:
         loading: the most before the run begins; what belongs on the GPU is read there tensor by tensor, but reward
             networks and adapters are made here first (`hyvideo.training.build.open_run`).
-        training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` writes.
+        training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` keeps.
     """
 
     loading: float

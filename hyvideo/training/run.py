@@ -347,7 +347,7 @@ class Run:
             means, look = self._validate()
             self._last_row |= means
         self.journal.log(step, self._last_row, round_ends=True)
-        self.state.finish_save()
+        self.state.finish_save(wait=False)
         guarded = self._guard(look)
         stopped = self._stop.of_all_ranks()
         due = guarded or stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval)
@@ -410,7 +410,7 @@ class Run:
         )
 
     def _save(self) -> None:
-        """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
+        """Save a checkpoint; with `async_save` it becomes valid at the end of the round in which it is written."""
         run = self.config.run
         kept = {"keep_last": run.keep_last, "keep_every": run.keep_every}
         self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)

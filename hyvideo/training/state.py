@@ -111,11 +111,15 @@ class RunState:
             self.finish_save()
         return target
 
-    def finish_save(self) -> None:
-        """Complete a save that was begun during training, if there is one; a SaveError as `save`."""
+    def finish_save(self, *, wait: bool = True) -> None:
+        """Complete a save that was begun during training, if there is one; a SaveError as `save`.
+
+        Without `wait` it stays pending unless all ranks have written theirs.
+        """
+        if self.pending is None or not (wait or all(gather(self.pending.written.done()))):
+            return
         pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.finish()
+        pending.finish()
 
     def position(self) -> dict[str, Any]:
         """Return what a rollout changes: the position in the prompts and the libraries' random generators."""

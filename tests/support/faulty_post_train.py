@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 import post_train
 from hyvideo.algorithms import grpo, optimizer
@@ -70,7 +69,7 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
     "it is stopped while it loads": (build, "load_pipeline", signal_itself(signal.SIGSTOP)),
-    "it is killed while it writes tensors": (HuggingFaceStorageWriter, "write_data", signal_itself(signal.SIGKILL)),
+    "it is killed while it writes tensors": (tensors.TensorWriter, "write_data", signal_itself(signal.SIGKILL)),
     "it is killed while it reads files back": (tensors, "_record", signal_itself(signal.SIGKILL)),
     "it is killed before the checkpoint is in its place": (PendingSave, "_publish", signal_itself(signal.SIGKILL)),
     "it is killed before latest moves": (train_state, "point", signal_itself(signal.SIGKILL)),

@@ -2,20 +2,28 @@
 
 import json
 import os
+import resource
 import struct
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from hyvideo.checkpoint.tensors import StoredTensors, load_tensors, verify_files
-from hyvideo.checkpoint.train_state import begin_save
-from hyvideo.distributed.collectives import local_shard
+from hyvideo.checkpoint import tensors
+from hyvideo.checkpoint.tensors import StoredTensors, host_copies, load_tensors, verify_files
+from hyvideo.checkpoint.train_state import SaveError, begin_save, latest_checkpoint
+from hyvideo.distributed.collectives import gather, local_shard, whole
+from hyvideo.training.state import RunState
 from tests.support.equal_runs import sign, tensors_of
+from tests.support.limits import limited
 from tests.support.ranks import run_on_ranks
 
 NAME = "policy.weight"
@@ -142,3 +150,69 @@ def test_shards_come_back_bit_for_bit_on_any_number_of_ranks(tmp_path, shape, be
         sign(tmp_path / "step_1")
     with pytest.raises(ValueError, match="is not stored as the manifest says, or not all of it"):
         StoredTensors(tmp_path / "step_1")
+
+
+def test_copies_in_host_memory_lie_where_the_last_ones_lay_and_differ_in_no_bit(monkeypatch):
+    monkeypatch.setattr(tensors, "FILE_BYTES", 256)
+    generator, places = torch.Generator().manual_seed(0), []
+    for _ in range(2):
+        state = {f"w{n}": torch.randn(n, 3, generator=generator) for n in (0, 1, 7, 21, 99, 2)}
+        state |= {"flags": torch.rand(9, generator=generator) > 0.5, "half": state["w7"].bfloat16().T}
+        state |= {"number": torch.tensor(2.5), "random": generator.get_state()}
+        copies = host_copies({"policy": state})["policy"]
+        places.append([copy.data_ptr() for copy in copies.values() if copy.numel()])
+        for name, copy in copies.items():
+            assert copy.dtype == state[name].dtype and torch.equal(copy, state[name]), name
+            assert copy.is_contiguous()
+    assert places[0] == places[1] and len(set(places[0])) == len(places[0])
+
+
+def save_in_turns(folder: Path) -> list[tuple[int, bool]]:
+    """Save different states; returns how often the main rank planned each, and whether it came back as it was."""
+    planned, plan = [], DefaultSavePlanner._create_global_plan
+    DefaultSavePlanner._create_global_plan = lambda *plans: planned.append(1) or plan(*plans)
+    first = sharded_state((2,), ("shard",))
+    grown = first | {"anchor": {name: tensor * 3 for name, tensor in first["policy"].items()}}
+    halved = first | {"policy": {name: tensor.half() for name, tensor in first["policy"].items()}}
+    later = {group: {name: tensor + 1 for name, tensor in named.items()} for group, named in first.items()}
+    found = []
+    for step, state in enumerate((first, later, grown, halved, later, halved)):
+        planned.clear()
+        begin_save(folder, step, state, {}, beside_training=step % 2 == 0).finish()
+        stored = tensors_of(folder / f"step_{step}")
+        expected = {
+            f"{group}.{name}": whole(tensor) for group, named in state.items() for name, tensor in named.items()
+        }
+        same = (stored[name].dtype == t.dtype and torch.equal(stored[name], t) for name, t in expected.items())
+        found.append((len(planned), stored.keys() == expected.keys() and all(same)))
+    return found
+
+
+def test_ranks_plan_again_only_tensors_that_have_changed_and_save_these_bit_for_bit(tmp_path):
+    main, other = run_on_ranks(2, save_in_turns, tmp_path)
+    assert main == [(1, True), (0, True), (1, True), (1, True), (0, True), (0, True)]
+    assert other == [(0, True)] * 6
+
+
+def finish_where_ranks_differ(folder: Path) -> None:
+    """A rank that has not heard of the end of a save yet, then one that cannot write."""
+    main = torch.distributed.get_rank() == 0
+    state = sharded_state((2,), ("shard",))
+    save = begin_save(folder, 1, state, {}, beside_training=True)
+    save.written.result()
+    run = RunState(*[None] * 7, pending=save if main else replace(save, written=Future()))
+    run.finish_save(wait=False)
+    assert run.pending and latest_checkpoint(folder) is None
+    run.pending = save
+    run.finish_save(wait=False)
+    assert run.pending is None and gather(latest_checkpoint(folder)) == [folder / "step_1"] * 2
+    with nullcontext() if main else limited(resource.RLIMIT_FSIZE, 256):  # its files end as on a full disk
+        run.pending = begin_save(folder, 2, state, {}, beside_training=True)
+        with pytest.raises(SaveError, match=r"Cannot save .*File too large.*Earlier checkpoints are intact"):
+            run.finish_save()
+    gather(0)
+    assert latest_checkpoint(folder) == folder / "step_1" and not list(folder.glob("*.partial"))
+
+
+def test_a_save_is_completed_when_all_ranks_have_written_and_fails_on_all_of_them(tmp_path):
+    run_on_ranks(2, finish_where_ranks_differ, tmp_path)

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint import train_state
-from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, load_tensors, require_dtypes, verify_files
+from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, TensorWriter, load_tensors, require_dtypes, verify_files
 from hyvideo.checkpoint.train_state import BEST, FACTS, LATEST, SaveError, begin_save, checkpoints_of, latest_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.models.attention import install_attention
@@ -178,6 +178,16 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replac
     assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
 
 
+def test_a_removal_that_is_cut_short_leaves_no_checkpoint_and_is_completed_by_the_next_save(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_state, "remove", lambda path: None)
+        save(tmp_path, 2, keep_last=1)
+    assert checkpoints_of(tmp_path) == [tmp_path / "step_2"] and len(names_in(tmp_path)) == 3
+    save(tmp_path, 3)
+    assert names_in(tmp_path) == [LATEST, "step_2", "step_3"]
+
+
 def test_what_cannot_be_written_or_finds_no_room_says_so_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
     said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
@@ -211,7 +221,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
 
     save(tmp_path, 1)
-    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", interrupt)
+    monkeypatch.setattr(TensorWriter, "write_data", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SaveError, match="it was interrupted. Earlier checkpoints are intact. To go on") as caught:

@@ -12,6 +12,7 @@ from torch import nn
 
 from benchmarks.network import build_inputs
 from hyvideo.algorithms.optimizer import build_optimizers
+from hyvideo.checkpoint.tensors import host_copies
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.data.host_reads import upload
@@ -188,6 +189,7 @@ def miscounted() -> dict[str, tuple[tuple[int, ...], tuple[int, int, int]]]:
             "slices and single rows": (lambda: (table[1], table[1:3], table[..., None] + flag), none),
             "a value read back": (lambda: table.sum().item(), read),
             "a copy to the host": (lambda: table.cpu(), read),
+            "copies for a checkpoint": (lambda: host_copies({"policy": {"one": table, "other": on_device}}), none),
             "host tensors alone": (lambda: rows[rows.clamp(max=1)], none),
         }
         for name, (piece, expected) in pieces.items():
