@@ -45,6 +45,7 @@ class Plan:
         unknown_rewards: rewards counted as needing no memory.
         rehearsal: what one rank does in a round and in a validation, and what a GPU must hold.
         host: host memory of each process.
+        leaving: bytes that a rank sends in a round in groups of ranks that no machine holds.
         seconds: predicted time of a round by phase; None without a GPU's speed.
         validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
         gpu: what was planned for; None: no GPU in particular.
@@ -63,6 +64,7 @@ class Plan:
     unknown_rewards: tuple[str, ...]
     rehearsal: Rehearsal
     host: HostMemory
+    leaving: float
     seconds: dict[str, float] | None
     validation_seconds: float | None
     gpu: Gpu | None
@@ -143,6 +145,12 @@ def make_plan(
         unknown_rewards=networks.unknown_rewards,
         rehearsal=done,
         host=_host_memory(config, networks, done, world_size),
+        leaving=sum(
+            done.sent_in(phase, whose)
+            for whose, size in _groups(config, world_size).items()
+            for phase in TIMED
+            if size > assumptions.gpus_per_node
+        ),
         seconds=seconds_of and {phase: seconds_of(done, phase) for phase in TIMED},
         validation_seconds=seconds_of(done, "validation") if seconds_of and validated else None,
         gpu=gpu,
@@ -180,6 +188,7 @@ def plan_table(plan: Plan) -> str:
         weights = done.sent_in(phase, "weights") + done.sent_in(phase, "copies")
         sent |= {f"{phase}: weights": f"{weights / 1e9:.1f}"}
         sent |= {f"{phase}: tokens": f"{done.sent_in(phase, 'tokens') / 1e9:.1f}"}
+    sent["of it among more ranks than a machine has"] = f"{plan.leaving / 1e9:.1f}"
     time = {"no GPU of known speed was named": "not predicted"}
     if plan.seconds is not None:
         given = plan.assumptions
@@ -255,17 +264,21 @@ def _host_memory(config: Config, networks: Networks, done: Rehearsal, world_size
     return HostMemory(max(networks.reward_bytes, resting + adapter + base), kept / shards + resting)
 
 
+def _groups(config: Config, world_size: int) -> dict[str, int]:
+    """Return how many ranks exchange weights, whole copies' gradients, and tokens with each other."""
+    shards = layout_of(config, world_size).num_shards if config.parallel.enable_fsdp else 1
+    return {"weights": shards, "copies": world_size, "tokens": config.parallel.sp_size}
+
+
 def _clock(
     config: Config, world_size: int, gpu: Gpu | None, assumptions: Assumptions
 ) -> Callable[[Rehearsal, str], float] | None:
     """Return what predicts the time of a phase; None where the GPU's speed is not known."""
     if gpu is None or not gpu.teraflops:
         return None
-    parallel = config.parallel
-    shards = layout_of(config, world_size).num_shards if parallel.enable_fsdp else 1
     links = {  # bytes per second; within a machine where the group of ranks fits into one
         whose: 1e9 * (gpu.link if size <= assumptions.gpus_per_node else assumptions.network)
-        for whose, size in (("weights", shards), ("copies", world_size), ("tokens", parallel.sp_size))
+        for whose, size in _groups(config, world_size).items()
     }
     rate = gpu.teraflops * 1e12 * assumptions.utilisation
 

@@ -322,12 +322,12 @@ def _rehearse(
         stack.enter_context(device)
         stack.enter_context(garbage_collected_on_request())
         for owner, name, part, alike in (
-            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", lambda prompts, size: (len(prompts), size)),
-            (HunyuanVideoGRPOPipeline, "decode", "decode", lambda latents: latents.shape),
+            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", _alike_prompts),
+            (HunyuanVideoGRPOPipeline, "decode", "decode", lambda _, latents: latents.shape),
             (HunyuanVideoGRPOPipeline, "encode", "encode", None),
             (Optimization, "step", "step", None),
-            (HunyuanVideo15Decoder3D, "forward", "decode", lambda tile: ("tile", tile.shape)),
-            (Qwen2_5_VLDecoderLayer, "forward", "encode", lambda tokens: ("layer", tokens.shape)),
+            (HunyuanVideo15Decoder3D, "forward", "decode", lambda _, tile: ("tile", tile.shape)),
+            (Qwen2_5_VLDecoderLayer, "forward", "encode", lambda _, tokens: ("layer", tokens.shape)),
         ):
             stack.enter_context(patch.object(owner, name, _as_part(device, getattr(owner, name), part, alike)))
         timer = PhaseTimer(device.device)
@@ -407,6 +407,11 @@ def _rehearse(
     return found, tuple(surprises)
 
 
+def _alike_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt], size: tuple[int, int]) -> object:
+    """Say what decides what it takes to encode prompts: whether the encoders are on the device already, too."""
+    return len(prompts), size, pipeline.text_encoder.device
+
+
 def _as_part(
     device: PretendDevice, function: Callable[..., Any], part: str, alike: Callable[..., object] | None
 ) -> Callable[..., Any]:
@@ -418,7 +423,7 @@ def _as_part(
 
     def wrapped(owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the call, or count it again."""
-        place, key = f"{device.phase.partition('/')[0]}/{part}", alike and alike(*args)
+        place, key = f"{device.phase.partition('/')[0]}/{part}", alike and alike(owner, *args)
         with device.during(place):
             if key not in made:
                 before, start = device.counted(place), device.current

@@ -85,7 +85,9 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = policy.size
-    method = config.rollout.sde_type if config.grpo.algorithm == "grpo" else config.grpo.algorithm
+    names = [config.grpo.algorithm] if config.grpo.algorithm != "grpo" else []
+    names += [config.rollout.sde_type] if state.algorithm.needs == "transitions" else []
+    method = " with ".join(names)
     told(
         f"run folder {folder.path}: {method}, {trained:,} trained parameters{' (LoRA)' if state.lora else ''}, videos "
         f"{policy.num_frames}x{height}x{width} in {config.rollout.grpo_sampling_steps} steps, on {name}{ranks}; {CODE} "

@@ -71,6 +71,12 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         pytest.param(2, "--algorithm nft --ema_decay 0.9 --ema_offload", id="nft, an average in host memory"),
         pytest.param(1, "--use_lora --cpu_offload --batch_size 2", id="one GPU, an adapter in host memory"),
         pytest.param(
+            2,
+            "--algorithm grpo_one_pass --use_lora --sp_size 2 --batch_size 4 --anchor_fraction 0.5 --cfg_scale 4.0 "
+            "--activation_checkpointing elementwise --offload encoders",
+            id="an adapter in one pass",
+        ),
+        pytest.param(
             2, "--algorithm nft --use_lora --reference_mode_offload --cfg_scale 4.0", id="nft, guided adapter"
         ),
     ],
