@@ -351,6 +351,11 @@ def _open_journal(
             trackers.start(state.step + 1)
             with writing(folder.path / "config.yaml"):
                 save_config(config, folder.path / "config.yaml")
+    if mesh.world_size > 1:  # ranks differ in what they compute between the collectives
+        blocks, pipeline = policy.transformer.transformer_blocks, policy.pipeline
+        timer.follow(blocks[len(blocks) // 2], times=len(blocks))
+        for module in (*pipeline.encoders, pipeline.vae.decoder):
+            timer.follow(module)
     profile = None
     if config.run.profile:
         profile = Profile(folder.path / "profile", rank=mesh.rank, timer=timer, transformer=policy.transformer)
