@@ -154,13 +154,10 @@ class Watchdog:
 
     def _call_roll(self, *, ask: bool) -> None:
         """Answer if a rank has asked; `ask` first if this one is stuck."""
-        if self._roll_call is None:
-            return
-        if ask:
+        if self._roll_call and ask:
             self._roll_call.ask()
-        if self._roll_call.is_asked():
-            self._roll_call.answer(self._where())
-            if not self._ended.wait(2 * self._pause()) and (summary := self._roll_call.summary()):
+        if self._roll_call and self._roll_call.answer(self._where()) and not self._ended.wait(2 * self._pause()):
+            if summary := self._roll_call.summary():
                 self.tell(summary)
 
     def _pause(self) -> float:

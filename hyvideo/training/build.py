@@ -4,6 +4,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 """
 
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -351,7 +352,8 @@ def _open_journal(
             trackers.start(state.step + 1)
             with writing(folder.path / "config.yaml"):
                 save_config(config, folder.path / "config.yaml")
-    if mesh.world_size > 1:  # ranks differ in what they compute between the collectives
+    if mesh.world_size > 1:
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder.path.resolve()}/nccl_trace_rank_")  # read at a dump
         blocks, pipeline = policy.transformer.transformer_blocks, policy.pipeline
         timer.follow(blocks[len(blocks) // 2], times=len(blocks))
         for module in (*pipeline.encoders, pipeline.vae.decoder):

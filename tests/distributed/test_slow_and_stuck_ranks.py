@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
-from hyvideo.distributed.hangs import Answer, Wait, summary_of
+from hyvideo.distributed.hangs import summary_of
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.training.build import open_run
@@ -106,11 +106,14 @@ def test_while_it_hangs_the_first_rank_names_the_collective_and_the_rank_that_di
 
 
 def test_each_collective_that_is_waited_for_is_told_once_and_a_slow_network_is_no_missing_rank():
-    def waits_in(group: str, number: int, *ranks: int) -> Answer:
-        return Answer("1 s in phase 'update'", {group: number}, {group: Wait("nccl:all_to_all", number, ranks, 9.0)})
+    def waits_in(group: str, number: int, *ranks: int) -> dict[str, Any]:
+        waits = {group: ["nccl:all_to_all", number, ranks, 9.0]}
+        return {"where": "1 s in phase 'update'", "last": {group: number}, "waits": waits}
 
     both = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 1", 7, 0, 1)}
-    assert summary_of(both).count("all ranks came") == 1
-    chain = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 2", 3, 1, 2), 2: Answer("here", {"nccl 2": 2}, {})}
+    assert summary_of(both).count("all came") == 1
+    last = {"where": "here", "last": {"nccl 2": 2}, "waits": {}}
+    chain = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 2", 3, 1, 2), 2: last}
     assert re.findall(r"rank (\d) \(", summary_of(chain)) == ["1", "2"]
-    assert "no rank waits" in summary_of({0: Answer("here", {}, {})})
+    assert "no rank waits" in summary_of({0: last})
+    assert "rank 7 (silent), 2 more did not come" in summary_of({10: waits_in("nccl 1", 1, *range(11))})
