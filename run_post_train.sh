@@ -20,6 +20,9 @@
 #   LOG_DIR                 folder for a log of each process, beside the first one's console [none: all on the console]
 #   STOP_GRACE              seconds that a round and its checkpoint get after Ctrl-C or SIGTERM [1800]
 #   PYTHON                  interpreter [.venv/bin/python where `make setup` made it, else python3]
+#
+# Defaults that a variable of the same name replaces: NCCL_DEBUG=WARN, TORCH_FR_BUFFER_SIZE=2000 (collectives that the
+# flight recorder keeps), TORCH_NCCL_DUMP_ON_TIMEOUT=1, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800.
 set -euo pipefail
 
 if [[ ${1-} == -h || ${1-} == --help ]]; then

@@ -30,8 +30,10 @@
 #                           secret such as REWARD_TOKEN belongs in the nodes' own environment
 #
 # Defaults that a variable of the same name replaces: NCCL_DEBUG=WARN, NCCL_IB_TIMEOUT=22 (about 17 s, for large
-# fabrics), PYTORCH_ALLOC_CONF=expandable_segments:True, OMP_NUM_THREADS=<cores / processes>. Where the nodes'
-# names lead to another network than the one to use, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, for example to eth0.
+# fabrics), TORCH_FR_BUFFER_SIZE=2000 (collectives that the flight recorder keeps), TORCH_NCCL_DUMP_ON_TIMEOUT=1,
+# TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800, PYTORCH_ALLOC_CONF=expandable_segments:True, OMP_NUM_THREADS=<cores /
+# processes>. Where the nodes' names lead to another network than the one to use, set NCCL_SOCKET_IFNAME and
+# GLOO_SOCKET_IFNAME, for example to eth0.
 set -euo pipefail
 
 if [[ ${1-} == -h || ${1-} == --help ]]; then

@@ -16,6 +16,9 @@ from hyvideo.observability.phase_timer import PHASES
 COMMAND = "command: "
 """Beginning of the console line that says how the run was started."""
 
+SLOWEST = "slowest "
+"""Beginning of the part of a line of progress that names the slowest rank."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -65,14 +68,19 @@ class Console:
             layout = "{percentage:3.0f}%|{bar:10}| {desc}"
             self._bar = tqdm(total=max_steps, initial=step, bar_format=layout, dynamic_ncols=True, file=sys.stderr)
 
-    def progress(self, step: int, metrics: Mapping[str, float], *, round_ends: bool = True) -> None:
-        """Show update `step` with the metrics of its row in `metrics.jsonl`; names that are missing are left out."""
+    def progress(self, step: int, metrics: Mapping[str, float], *, round_ends: bool = True, slowest: str = "") -> None:
+        """Show update `step` with the metrics of its row in `metrics.jsonl`; names that are missing are left out.
+
+        `slowest` is the last round's slowest rank, in words.
+        """
         if self._rank != 0:
             return
         for phase in PHASES:
             self._seconds[phase] += metrics.get(f"time/{phase}", 0.0)
         seconds_per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
         line = progress_line(step, self._max_steps, metrics, self._seconds, seconds_per_step)
+        if slowest:
+            line += f" | {SLOWEST}{slowest}"
         if self._bar is not None:
             self._bar.n = step
             self._bar.set_description_str(line)

@@ -1,4 +1,4 @@
-"""Where a step's seconds go: rollout, reward, anchor, update; and where a rank is stuck."""
+"""Where a step's seconds go: rollout, reward, anchor, update; which rank is slow; and where a rank is stuck."""
 
 import faulthandler
 import sys
@@ -9,6 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
 import torch
+import torch.distributed as dist
+from torch import nn
+
+from hyvideo.distributed.hangs import RollCall
 
 PHASES = ("rollout", "reward", "anchor", "update")
 BETWEEN = "between phases (validation, saving, logging)"
@@ -19,12 +23,16 @@ class PhaseTimer:
 
     `phase` names what is going on (`BETWEEN` outside all blocks), `since` when that began (`time.monotonic`): what a
     watchdog or an error message asks for. `around` makes a context for each phase, which a profiler replaces.
+
+    Ranks that wait for each other have equally long phases. So it also adds up a rank's own work: blocks (`own`) and
+    modules (`follow`) in which there is no collective.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.around: Callable[[str], AbstractContextManager[None]] = lambda phase: nullcontext()
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._own: list[tuple[str, int, _Mark, _Mark]] = []
         self.phase = BETWEEN
         self.since = time.monotonic()
 
@@ -46,6 +54,48 @@ class PhaseTimer:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         return seconds
 
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Count the `with` block as this rank's own work in the phase that it lies in."""
+        start = _mark(self.device)
+        yield
+        self._add_own(1, start)
+
+    def follow(self, module: nn.Module, times: int = 1) -> None:
+        """Count each forward pass of `module` as own work, `times` over: it stands for as many modules like it.
+
+        Sharded weights are gathered before that, because FSDP's hooks are around these. On a GPU a pass costs two
+        events; nothing waits for them until `pop_own`.
+        """
+        begun: list[_Mark] = []
+        module.register_forward_pre_hook(lambda *call: begun.append(_mark(self.device)))
+        module.register_forward_hook(lambda *call: self._add_own(times, begun.pop()))
+
+    def pop_own(self) -> dict[str, float]:
+        """Return the seconds of own work per phase since the last pop, once the device has finished it."""
+        clock(self.device)
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for phase, times, start, end in self._own:
+            seconds[phase] += times * (end - start if isinstance(end, float) else start.elapsed_time(end) / 1000)
+        self._own.clear()
+        return seconds
+
+    def _add_own(self, times: int, start: "_Mark") -> None:
+        if self.phase in PHASES:  # validations are sampled between them
+            self._own.append((self.phase, times, start, _mark(self.device)))
+
+
+_Mark = float | torch.cuda.Event
+
+
+def _mark(device: torch.device) -> _Mark:
+    """Mark this moment: on a GPU when it gets there, elsewhere now."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
 
 def clock(device: torch.device) -> float:
     """Return the seconds of a clock when `device` has finished what it was given."""
@@ -57,21 +107,25 @@ def clock(device: torch.device) -> float:
 class Watchdog:
     """Says where a rank is stuck while it is stuck, from a thread of its own: its phase, and what its threads do.
 
-    Every rank has one. A rank that waits for others in a collective is stuck as well: the culprit is the one whose
-    stack is not in a collective, or that is silent (stopped or dead). It prints after `seconds` in one phase, and again
-    after as many. The output must be a real file, because stacks are written to its descriptor.
+    Every rank has one. A rank that waits for others in a collective is stuck as well. So after `seconds` in one phase,
+    and again after as many, it prints its stacks and has all watchdogs asked; the first rank then tells by `tell` which
+    collective is waited for, and which ranks did not come. The output must be a real file, because stacks are written
+    to its descriptor.
     """
 
     def __init__(self, timer: PhaseTimer, *, rank: int, seconds: float, output: TextIO | None = None) -> None:
         self._timer = timer
         self._rank = rank
-        self._seconds = seconds
+        self.seconds = seconds
         self._output = output or sys.stderr
+        self.tell: Callable[[str], None] = self._print
         self._ended = threading.Event()
+        self._roll_call: RollCall | None = None
 
     def __enter__(self) -> "Watchdog":
         """Start to watch."""
         self._ended.clear()
+        self._roll_call = RollCall() if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -83,16 +137,35 @@ class Watchdog:
 
     def _watch(self) -> None:
         since, told = self._timer.since, 0
-        while not self._ended.wait(min(self._seconds / 4, 10.0)):
+        while not self._ended.wait(self._pause()):
             if self._timer.since != since:
                 since, told = self._timer.since, 0
-            waited = time.monotonic() - since
-            if waited >= self._seconds * (told + 1):
+            stuck = time.monotonic() - since >= self.seconds * (told + 1)
+            if stuck:
                 told += 1
-                print(
-                    f"WARNING: rank {self._rank}: {waited:.0f} s in phase '{self._timer.phase}'; stacks of its "
-                    "threads, the innermost call first:",
-                    file=self._output,
-                    flush=True,
-                )
+                self._print(f"rank {self._rank}: {self._where()}; stacks of its threads, the innermost call first:")
                 faulthandler.dump_traceback(self._output, all_threads=True)
+            try:
+                self._call_roll(ask=stuck)
+            except RuntimeError as error:  # the store is gone, and the run with it
+                self._roll_call = None
+                if stuck:
+                    self._print(f"rank {self._rank}: the other ranks cannot be asked where they are: {error}")
+
+    def _call_roll(self, *, ask: bool) -> None:
+        """Answer if a rank has asked; `ask` first if this one is stuck."""
+        if self._roll_call and ask:
+            self._roll_call.ask()
+        if self._roll_call and self._roll_call.answer(self._where()) and not self._ended.wait(2 * self._pause()):
+            if summary := self._roll_call.summary():
+                self.tell(summary)
+
+    def _pause(self) -> float:
+        """Seconds between two looks."""
+        return min(self.seconds / 4, 10.0)
+
+    def _where(self) -> str:
+        return f"{time.monotonic() - self._timer.since:.0f} s in phase '{self._timer.phase}'"
+
+    def _print(self, message: str) -> None:
+        print(f"WARNING: {message}", file=self._output, flush=True)

@@ -4,6 +4,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 """
 
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -353,6 +354,12 @@ def _open_journal(
             trackers.start(state.step + 1)
             with writing(folder.path / "config.yaml"):
                 save_config(config, folder.path / "config.yaml")
+    if mesh.world_size > 1:
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder.path.resolve()}/nccl_trace_rank_")  # read at a dump
+        blocks, pipeline = policy.transformer.transformer_blocks, policy.pipeline
+        timer.follow(blocks[len(blocks) // 2], times=len(blocks))
+        for module in (*pipeline.encoders, pipeline.vae.decoder):
+            timer.follow(module)
     profile = None
     if config.run.profile:
         profile = Profile(folder.path / "profile", rank=mesh.rank, timer=timer, transformer=policy.transformer)

@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,6 +141,7 @@ def score_over_ranks(
     positions: Tensor,
     mesh: Mesh,
     scoring: Scoring | None = None,
+    own_work: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Scores:
     """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
 
@@ -150,12 +152,13 @@ def score_over_ranks(
         positions: `[B]` long, where each stands among the videos of all ranks.
         mesh: who shares what.
         scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
+        own_work: makes a context for what this rank does without the others (`PhaseTimer.own`).
 
     Every rank returns the scores of all videos in the order of their positions. All raise a RewardFailureError if the
     reward failed on a rank, or too many videos have no total.
     """
     own = mesh.layout.share_to_score(len(texts), mesh.rank)
-    with all_or_none(RewardFailureError):
+    with all_or_none(RewardFailureError), own_work():
         try:
             if scoring is not None:
                 part = reward.finish(scoring)
@@ -212,7 +215,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
         if not at_once:
             rollout = replace(rollout, videos=_decode_over_ranks(policy, rollout.latents[:, -1], size, mesh))
     with timer("reward"):
-        scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
+        scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring, timer.own)
     valid = scores.total[~scores.total.isnan()]
     of_ranks = gather((thumbnails(rollout.videos), round.positions))[:: mesh.sp_size]
     points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from hyvideo.observability.metrics import MetricsLog, append_scores, read_metric
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
+from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
 from hyvideo.training.collect import Rounds, Validation, collect, gain_over, save_samples
 from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch
@@ -124,9 +126,11 @@ class Journal:
     watchdog: Watchdog
     replay_watch: ReplayWatch
     reward_watch: RewardWatch = field(default_factory=RewardWatch)
+    straggler_watch: StragglerWatch = field(default_factory=StragglerWatch)
     report: Callable[[Path], None] | None = None
 
     def __post_init__(self) -> None:
+        self.watchdog.tell = self._tell_hang
         own = self.metrics and self.metrics.path.is_file()
         rows = read_metrics(self.metrics.path) if own else []  # those before a resume
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
@@ -141,7 +145,7 @@ class Journal:
         """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
         if self.metrics:
             self.metrics.log(step, row)
-        self.console.progress(step, row, round_ends=round_ends)
+        self.console.progress(step, row, round_ends=round_ends, slowest=self.straggler_watch.slowest)
         if round_ends and (failed := row.get("reward/failed", 0)):
             self.console.main_warning(
                 f"{failed:.0f} videos of the round that ended with update {step} could not be scored and are left out "
@@ -156,6 +160,11 @@ class Journal:
         """Say what a validation found."""
         self._validations.append(reward)
         self.console.info(validation_line(step, self._validations))
+
+    def _tell_hang(self, message: str) -> None:
+        """Warn of a hang, and show it in the report: the run may be ended before it can do anything else."""
+        self.console.warning(message)
+        self.write_report()
 
     def write_report(self) -> None:
         """Report what is in the run folder; if that cannot be written, training goes on."""
@@ -342,6 +351,7 @@ class Run:
                 mesh=self.mesh,
             )
         self._write_scores(trajectory)
+        self._last_row |= self._look_for_stragglers()
         look = None
         if self.validation and _crossed(first, step, config.validation.validation_interval):
             means, look = self._validate()
@@ -374,6 +384,16 @@ class Run:
         of_ranks = gather(rows)[:: self.mesh.sp_size]
         if self.mesh.is_main:
             append_scores(self.folder.rollouts, sorted(chain.from_iterable(of_ranks), key=itemgetter("video")))
+
+    def _look_for_stragglers(self) -> dict[str, float]:
+        """Compare the ranks' own work of the round; return what is logged of it, nothing for a single rank."""
+        of_ranks = gather((platform.node(), self.timer.pop_own()))
+        if len(of_ranks) == 1:
+            return {}
+        slowest, warnings = self.journal.straggler_watch.observe(*zip(*of_ranks, strict=True))
+        for warning in warnings:
+            self.journal.console.main_warning(warning)
+        return slowest
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""

@@ -89,6 +89,9 @@ if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 fi
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
+# The flight recorder goes to the run folder when NCCL gives up, which its heartbeat must not do before the watchdog told.
+export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
+export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="${TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC:-1800}"
 [[ -v PYTORCH_CUDA_ALLOC_CONF ]] || export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 
 # First the launcher's choices, then the caller's flags: the last one given wins.

@@ -239,6 +239,13 @@ _SECONDS = _Logged(
     "seconds", "Seconds per update", "All phases together; an update that begins a round pays for its rollout."
 )
 
+_SLOWEST = (
+    _Logged(
+        "perf/slowest_ratio", "Slowest rank's own work", "Divided by the median rank's. Should be near 1.", "round"
+    ),
+    _Logged("perf/slowest_rank", "Slowest rank", "One that stays slowest is slow.", "round", False, False),
+)
+
 
 def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
     """Draw what the runs logged, by the section of the report that shows it."""
@@ -255,7 +262,11 @@ def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
         ]
         reward.append(draw(logged.title, logged.about, lines))
     trust = [_chart(logged, runs) for logged in _TRUST]
-    sections = {"Reward": reward, "Trust region": trust, "Time": [_chart(_SECONDS, runs)]}
+    sections = {
+        "Reward": reward,
+        "Trust region": trust,
+        "Time": [_chart(logged, runs) for logged in (_SECONDS, *_SLOWEST)],
+    }
     return {name: [chart for chart in charts if chart] for name, charts in sections.items()}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
-from hyvideo.observability.console import COMMAND
+from hyvideo.observability.console import COMMAND, SLOWEST
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
@@ -32,6 +32,7 @@ class RunRecord:
         gaps: stretches of updates between the logged ones whose rows are missing, first and last of each.
         samples: validation videos by the update they were made after.
         command, commit: that started or last resumed it, and of the code it ran; empty when not known.
+        slowest: the last round's slowest rank with its host, in words; empty when not known.
         warnings: lines of the console log that say WARNING, oldest first.
         problems: files that are missing or damaged, in words.
         num_discarded: logged updates that a resume made again.
@@ -46,6 +47,7 @@ class RunRecord:
     config: Config | None
     command: str
     commit: str
+    slowest: str
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     num_discarded: int
@@ -117,7 +119,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
             samples[step] = read_scored_videos(path)
         except (ValueError, OSError) as error:
             problems.append(str(error))
-    named = (rf"^[\d-]+ [\d:]+ {COMMAND}(.*)", r"\(commit (\w+(?:-dirty)?)\)$")
+    named = (rf"^[\d-]+ [\d:]+ {COMMAND}(.*)", r"\(commit (\w+(?:-dirty)?)\)$", rf" \| {SLOWEST}(.*)$")
     last = [next((found[1] for line in reversed(log) if (found := re.search(name, line))), "") for name in named]
     steps = [int(row["step"]) for row in rows]
     names = dict.fromkeys(["step", *(name for row in rows for name in row)])
@@ -131,6 +133,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         config=config,
         command=last[0],
         commit=last[1],
+        slowest=last[2],
         warnings=tuple(line for line in log if re.match(r"[\d-]+ [\d:]+ WARNING", line)),
         problems=tuple(problems),
         num_discarded=len(read_rows(discarded)[0]) if discarded.is_file() else 0,

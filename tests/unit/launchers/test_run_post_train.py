@@ -19,6 +19,7 @@ STUB = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then echo "${NUM_GPUS:-0}"; exit; fi
 echo "ranks have ${TORCH_ELASTIC_SHUTDOWN_TIMEOUT} s" >&2
 echo "CUDA allocates by '${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF-}}'" >&2  # the older name wins
+echo "NCCL records $TORCH_FR_BUFFER_SIZE, $TORCH_NCCL_DUMP_ON_TIMEOUT, $TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" >&2
 printf '<%s>\\n' "$@"
 exit "${STUB_EXIT:-0}"
 """
@@ -76,6 +77,14 @@ def test_prompts_that_nobody_names_are_the_starter_prompts_and_it_says_so(projec
 def test_settings_of_the_allocator_can_be_overridden(project, name):
     assert "allocates by 'expandable_segments:True'" in launch(project).stderr
     assert "allocates by 'max_split_size_mb:64'" in launch(project, **{name: "max_split_size_mb:64"}).stderr
+
+
+def test_the_flight_recorder_is_on_and_can_be_set_otherwise(project):
+    assert "NCCL records 2000, 1, 1800" in launch(project).stderr
+    assert (
+        "NCCL records 9, 1, 60"
+        in launch(project, TORCH_FR_BUFFER_SIZE="9", TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="60").stderr
+    )
 
 
 def test_without_gpus_one_process_continues_its_folder_and_on_gpus_one_for_each_runs(project):
