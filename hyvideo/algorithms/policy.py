@@ -21,9 +21,6 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
-AHEAD_BYTES = 2**28
-"""Memory of a GPU for prompts that were encoded ahead: some 60 of 300 tokens."""
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -66,21 +63,16 @@ class Policy:
     def encode(self, prompts: Sequence[Prompt], coming: Iterable[Prompt] = ()) -> Conditioning:
         """Encode texts and first frames, one row per prompt.
 
-        Encoders that rest in host memory also read the prompts that are `coming`, up to `AHEAD_BYTES`, when they visit
-        the device, so that they need not visit it for these.
+        When encoders that rest in host memory visit the device, they also read the prompts that are `coming`, so that
+        they need not visit it again for these.
         """
         if not self.pipeline.encoder_offload:
             return self.pipeline.encode_prompts(prompts, self.size)
         if not self.encoded.keys() >= set(prompts):
             self.encoded.clear()
             with self.pipeline.encoders_at_work():
-                held = 0
-                for place, prompt in enumerate(chain(prompts, coming)):
-                    if place >= len(prompts) and held > AHEAD_BYTES:
-                        break
-                    if prompt not in self.encoded:
-                        self.encoded[prompt] = self.pipeline.encode_prompts([prompt], self.size)
-                        held += self.encoded[prompt].nbytes
+                for prompt in dict.fromkeys(chain(prompts, coming)):
+                    self.encoded[prompt] = self.pipeline.encode_prompts([prompt], self.size)
         return Conditioning.join([self.encoded[prompt] for prompt in prompts])
 
     def rollout(

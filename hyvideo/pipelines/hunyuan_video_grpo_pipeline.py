@@ -93,12 +93,6 @@ class Conditioning:
         joined = [torch.cat([getattr(one, name) for one in images]) for name in ("states", "latents") if images]
         return cls(text, glyph, FirstFrames(*joined) if images else None)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all states."""
-        images = (self.images.states, self.images.latents) if self.images else ()
-        return sum(states.nbytes for states in (*self.text, *self.glyph, *images))
-
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.text)

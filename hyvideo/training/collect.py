@@ -44,7 +44,7 @@ class Round:
         prompt_indices: positions of these prompts among the run's.
         positions: `[B]` long, where each stands among the round's videos; those of one prompt stand next to each other.
         num_videos: videos of all ranks.
-        coming: prompts of this rank's next rounds, in their order.
+        coming: prompts of this rank's next rounds, of as many as all ranks look ahead.
     """
 
     index: int
@@ -56,6 +56,10 @@ class Round:
     num_generations: int
     mesh: Mesh
     coming: Iterator[Prompt]
+
+
+AHEAD = 32
+"""Prompts that are encoded ahead at most, which take 140 MB with 300 tokens each, and 0.5 GB with 1,000."""
 
 
 class Rounds:
@@ -71,6 +75,8 @@ class Rounds:
         self.prompts, self.mesh, self.layout = prompts, mesh, layout_of(config, mesh.world_size)
         self.positions = self.layout.positions(mesh.dp_rank)
         self._seed, self._rollout = config.run.seed, config.rollout
+        groups = [self.layout.positions(rank) // self.layout.num_generations for rank in range(mesh.dp_size)]
+        self._ahead = AHEAD // max(len(of_rank.unique()) for of_rank in groups)  # rounds, the same on all ranks
         sizes = (len(prompts), self.layout.num_groups, self.layout.num_generations)
         self.sampler = GroupSampler(*sizes, self.positions, self._seed)
 
@@ -101,9 +107,9 @@ class Rounds:
         return self.current
 
     def _coming(self) -> Iterator[Prompt]:
-        """Yield the prompts of the next rounds, an epoch of them."""
+        """Yield the prompts of the next rounds, an epoch of them at most."""
         sampler = copy(self.sampler)
-        for _ in range(math.ceil(len(self.prompts) / self.layout.num_groups)):
+        for _ in range(min(self._ahead, math.ceil(len(self.prompts) / self.layout.num_groups))):
             yield from (self.prompts[video.prompt_index] for video in sampler.next_round())
 
 

@@ -5,9 +5,9 @@ import pytest
 from tests.support.training import collect_round
 
 
-@pytest.mark.parametrize(("bound", "expected"), [(2**28, [4, 4, 4, 4]), (0, [1, 2, 3, 4])])
-def test_prompts_are_encoded_ahead_up_to_the_bound(make_training, monkeypatch, bound: int, expected: list[int]):
-    monkeypatch.setattr("hyvideo.algorithms.policy.AHEAD_BYTES", bound)
+@pytest.mark.parametrize(("ahead", "expected"), [(32, [4, 4, 4, 4]), (1, [2, 2, 4, 4]), (0, [1, 2, 3, 4])])
+def test_prompts_are_encoded_ahead_up_to_the_bound(make_training, monkeypatch, ahead: int, expected: list[int]):
+    monkeypatch.setattr("hyvideo.training.collect.AHEAD", ahead)
     training, staying = (make_training(offload=offload, batch_size=2) for offload in ("encoders", None))
     pipeline, read, seen = training.policy.pipeline, [], []
     encode = pipeline.encode_prompts
