@@ -18,6 +18,8 @@
 #   NPROC_PER_NODE          processes [one per visible GPU; 1 without GPUs]
 #   MASTER_PORT             port on which the processes meet [a free one]
 #   LOG_DIR                 folder for a log of each process, beside the first one's console [none: all on the console]
+#   MAX_RESTARTS            how often a run that loses a rank (killed, crashed, connection lost) starts again from its last
+#                           checkpoint by itself, and says what was lost; also as a flag, --max_restarts N [0]
 #   STOP_GRACE              seconds that a round and its checkpoint get after Ctrl-C or SIGTERM [1800]
 #   PYTHON                  interpreter [.venv/bin/python where `make setup` made it, else python3]
 #
@@ -30,5 +32,7 @@ if [[ ${1-} == -h || ${1-} == --help ]]; then
   exit 0
 fi
 
-export NNODES=1 NODE_RANK=0
-exec bash "$(dirname "${BASH_SOURCE[0]}")/scripts/post_train/train_grpo.sh" "$@"
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source scripts/post_train/checks.sh
+export NNODES=1 NODE_RANK=0 CONFIG="${CONFIG:-configs/sage_8gpu.yaml}"
+start scripts/post_train/train_grpo.sh "$@"

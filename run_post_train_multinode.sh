@@ -22,6 +22,9 @@
 #   MASTER_PORT             port there [29500]
 #   LOG_DIR                 folder for a log of each process; the first of each node also logs to this console
 #                           [<OUTPUT_DIR>/logs/<time>]
+#   MAX_RESTARTS            how often a run that loses a rank or node starts again on all nodes, from its last checkpoint,
+#                           by itself, and says what was lost; also as a flag, --max_restarts N. This machine then needs
+#                           PYTHON and the run folder too [0]
 #   STOP_GRACE              seconds that a round gets to end after Ctrl-C [1800]
 #   PYTHON                  interpreter on the nodes [.venv/bin/python where `make setup` made it, else python3]
 #   PASS_ENV                names of more variables to pass to the nodes, separated by blanks; those that begin with
@@ -42,5 +45,6 @@ if [[ ${1-} == -h || ${1-} == --help ]]; then
 fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
+source scripts/post_train/checks.sh
 export CONFIG="${CONFIG:-configs/sage_64gpu.yaml}"
-exec bash scripts/post_train/pdsh_train.sh "scripts/post_train/train_grpo.sh" "$@"
+start scripts/post_train/pdsh_train.sh "scripts/post_train/train_grpo.sh" "$@"

@@ -15,7 +15,7 @@ from hyvideo.data.files import FULL, LOCK
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.observability.phase_timer import BETWEEN
 from hyvideo.training.run import Run
-from hyvideo.training.stop_signal import listened_preemptions
+from hyvideo.training.stop_signal import LOST, listened_preemptions
 
 
 def exit_status(error: Exception, run: Run | None) -> int:
@@ -51,6 +51,10 @@ def exit_status(error: Exception, run: Run | None) -> int:
     advice = "Earlier checkpoints are intact. Make space, then continue with --resume_from_checkpoint latest."
     if not (isinstance(error, OSError) and error.errno in FULL):
         error.add_note(advice := run.whereabouts())
+        lost = isinstance(error, RuntimeError) and "/gloo/" in str(error)  # which has no error class of its own
+        if lost or isinstance(error, dist.DistError | torch.AcceleratorError):
+            traceback.print_exception(error)
+            raise SystemExit(LOST) from None
         if not isinstance(error, OSError) or (run.folder.path / LOCK).exists():
             raise error
     console.error(f"{in_words(error)}. {advice}")

@@ -15,6 +15,10 @@ REPEAT_SECONDS = 5.0
 PREEMPTED = 75
 """Exit status of a run that was preempted, has saved and wants to be started again (EX_TEMPFAIL of sysexits.h)."""
 
+LOST = 69
+"""Exit status of a rank that lost its connection to others or its device, where another start may help
+(EX_UNAVAILABLE)."""
+
 
 def listened_preemptions() -> list[signal.Signals]:
     """The preemption signals that this process does not ignore (under nohup it ignores SIGHUP)."""

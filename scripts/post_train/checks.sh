@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the launchers do with settings before anything else reads them. To be sourced.
+# What the launchers do with settings before anything else reads them, and how they start. To be sourced.
 #
 # Shell arithmetic and `[[ -v ]]` run the commands that an array index holds, and read 0900 as octal: check a text first.
 
@@ -24,4 +24,21 @@ need_seconds() {
 # need_match NAME VALUE PATTERN EXPECTED
 need_match() {
   [[ $2 =~ ^($3)$ ]] || fail "$1 must be $4; received '$2'."
+}
+
+find_python() {
+  [[ -z ${PYTHON-} ]] || return 0
+  PYTHON=python3
+  if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
+}
+
+# Run a script with its flags, again after a lost rank or node where --max_restarts or MAX_RESTARTS asks for it.
+start() {
+  local word restarts="${MAX_RESTARTS:-0}"
+  for word in "${@:2}"; do
+    if [[ $word == --max_restarts || $word == --max_restarts=* ]]; then restarts=given; fi
+  done
+  if [[ $restarts == 0 ]]; then exec bash "$@"; fi
+  find_python
+  exec "$PYTHON" -m scripts.post_train.restarts "$@"
 }

@@ -7,6 +7,7 @@
 # NODE_RANK, MASTER_ADDR, MASTER_PORT and RUN_ID, and ends a run's processes when called as `SCRIPT --stop RUN_ID SECONDS`.
 set -euo pipefail
 
+LOST_OTHERS=69 # status of a node whose ranks lost their connection, to a node that tells more a little later
 KILL_AFTER=5 # seconds that processes get to end when a node has failed: a round cannot be completed then
 PASSED='^(CONFIG|OUTPUT_DIR|RESUME_FROM_CHECKPOINT|PREFLIGHT|STOP_GRACE|PYTHON|(NCCL|GLOO|TORCH|PYTORCH|CUDA|HF|OMP)_.*)$'
 SECRET='(TOKEN|KEY|SECRET|PASSWORD)' # on a command line every user of the machine could read them
@@ -103,20 +104,23 @@ look_at_nodes() {
     status=0
     wait "${clients[rank]}" || status=$?
     unset "clients[rank]"
-    if ((status && !first_status)); then
+    if ((status && (!first_status || (first_status == LOST_OTHERS && status != LOST_OTHERS && !stopping)))); then
       first_status=$status
       if ((!stopping)); then
         where="its messages are above" # the check before the run has no logs
         if [[ -d $logs/node_$rank ]]; then where="logs: $logs/node_$rank"; fi
-        echo "pdsh_train.sh: ${nodes[rank]} (node $rank) ended with status $status; $where" >&2
-        stopping=2
-        stop_all "$KILL_AFTER"
+        lost="${nodes[rank]} (node $rank) ended with status $status"
+        if ((status == 255)); then lost+=", as a lost connection does"; fi
+        if ((status > 128 && status < 160)); then lost+=" (SIG$(kill -l "$status"))"; fi
+        echo "pdsh_train.sh: $lost; $where" >&2
+        if [[ -n ${TRAIN_LOST_FILE-} ]]; then echo "$lost" >"$TRAIN_LOST_FILE"; fi
+        ((patience = SECONDS + (status == LOST_OTHERS ? 10 : 0)))
       fi
     fi
   done
 }
 
-clients=() stoppers=() asked=0 stopping=0 silent=0 first_status=0
+clients=() stoppers=() asked=0 stopping=0 silent=0 first_status=0 patience=0
 trap 'asked=$((asked + 1))' INT TERM HUP
 echo "pdsh_train.sh: run $run_id on ${#nodes[@]} node(s): ${nodes[*]}; logs: $logs" >&2
 for rank in "${!nodes[@]}"; do
@@ -133,6 +137,9 @@ while ((${#clients[@]})); do
     stopping=1
     stop_all "$STOP_GRACE"
   elif ((asked > 1 && stopping == 1)); then
+    stopping=2
+    stop_all "$KILL_AFTER"
+  elif ((first_status && !stopping && SECONDS >= patience)); then
     stopping=2
     stop_all "$KILL_AFTER"
   elif ((stopping)) && ! kill -0 "${stoppers[@]}" 2>/dev/null; then

@@ -11,6 +11,7 @@ import pytest
 
 from hyvideo.checkpoint.tensors import verify_files
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.training.stop_signal import LOST
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
@@ -98,7 +99,7 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_and_the_same_end(r
         files = 0 if number == 0 else 1  # the first save of the run is killed, then the second one of a start
         ranks = start_ranks(command_line, argv, victim, FAULT=fault, FAULT_AFTER=str(files))
         assert ranks[victim].wait().status == -signal.SIGKILL, ranks[victim].read("stderr")
-        assert ranks[1 - victim].wait().status == 1
+        assert ranks[1 - victim].wait().status == LOST
         found = checkpoints_of(killed / "checkpoints")
         latest = latest_checkpoint(killed / "checkpoints")
         assert latest is None if number == 0 else latest in found, fault
@@ -117,10 +118,10 @@ def test_a_rank_that_stands_still_ends_the_other_in_time_and_keeps_the_folder(ru
     ranks[0].signal_when(signal.SIGSTOP, latest.exists)  # the one that writes metrics.jsonl and latest
     began = time.monotonic()
     ended = ranks[1].wait()
-    assert ended.status == 1 and time.monotonic() - began < 30
+    assert ended.status == LOST and time.monotonic() - began < 30
     assert re.search(r"Rank 1 failed in phase '[^']+', update \d+\. .*continue with .*_checkpoint latest", ended.stderr)
     refused = [rank.wait() for rank in start_ranks(command_line, argv)]
     assert [rank.status for rank in refused] == [2, 2], refused
     assert f"another process is training in '{run}'" in refused[0].stderr
     ranks[0].signal(signal.SIGCONT)
-    assert ranks[0].wait().status == 1
+    assert ranks[0].wait().status == LOST

@@ -16,7 +16,7 @@ import pytest
 
 from hyvideo.checkpoint.tensors import verify_files
 from hyvideo.checkpoint.train_state import latest_checkpoint
-from hyvideo.training.stop_signal import PREEMPTED
+from hyvideo.training.stop_signal import LOST, PREEMPTED
 from tests.support.command_line import Command, CommandLine, Finished
 from tests.support.equal_runs import assert_identical
 from tests.support.ranks import free_port, rank_environment
@@ -141,8 +141,8 @@ def read_only_disk(run: Run, chance: random.Random) -> list[Finished]:
 
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
-FAILED = (1, KILLED, TERMINATED, PREEMPTED)
-"""Statuses when a rank failed: 1, and those of the others, which are ended at any moment."""
+FAILED = (1, LOST, KILLED, TERMINATED, PREEMPTED)
+"""Statuses when a rank failed: 1 or lost, and those of the others, which are ended at any moment."""
 
 FAULTS = {
     "a rank is killed": Fault(signalled(signal.SIGKILL), FAILED),

@@ -6,6 +6,7 @@ import socket
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +65,18 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """Return the variables by which a launcher tells a process its place."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{name: str(n) for name, n in numbers.items()}}
+
+
+def rank_of(folder: Path, rank: int) -> int:
+    """Return the process of a rank that a launcher started, with that folder in its command line."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                if f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                    return int(process.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no rank {rank}")
 
 
 def _receive(pipe: Any) -> tuple[bool, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from hyvideo.training.stop_signal import PREEMPTED
+from hyvideo.training.stop_signal import LOST, PREEMPTED
 from post_train import STATUS_FILE
 from scripts.post_train import launch_ranks
 from tests.support.training import REPOSITORY
@@ -53,6 +54,28 @@ def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
     deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(75))\n"
     script.write_text(f"{deaf}time.sleep(60 * (os.environ['RANK'] == '0'))\nsys.exit(1)\n")
     with pytest.raises(ChildFailedError, match="exitcode *: 1"):
+        launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)])
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "told"),
+    [
+        ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL, "rank 1 on {} was ended by SIGKILL"),
+        ("sys.exit(69)", LOST, "rank 1 on {} lost its connection or device"),
+    ],
+)
+def test_a_lost_rank_is_named_unless_another_one_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, status: int, told: str
+):
+    script, lost = tmp_path / "rank.py", tmp_path / "lost"
+    monkeypatch.setenv("TRAIN_LOST_FILE", str(lost))
+    deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({}))\n"
+    rank = f"if os.environ['RANK'] == '1': time.sleep(2); {end}\ntime.sleep(60)\n"
+    script.write_text(deaf.format(LOST) + rank)
+    assert launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)]) == status
+    assert lost.read_text() == told.format(socket.gethostname())
+    script.write_text(deaf.format(1) + rank)
+    with pytest.raises(ChildFailedError):
         launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)])
 
 

@@ -29,6 +29,7 @@ if [[ $1 == -c ]]; then echo 0; fi
 if [[ $1 == -c || " $* " == *" --dry_run "* ]]; then exit; fi
 printf '%s\\n' "$@" "GIVEN=${GIVEN-}" "NCCL_DEBUG=$NCCL_DEBUG" >"got.$NODE_RANK"
 env >"environment.$NODE_RANK"
+if [[ -n ${LATE-} ]]; then if [[ $NODE_RANK == 0 ]]; then exit 69; else sleep 2; exit "$LATE"; fi; fi
 if [[ $NODE_RANK == "${BAD-}" ]]; then exit 7; fi
 if [[ -n ${DEAF-} ]]; then trap '' TERM; fi
 sleep "${SECONDS_LONG:-0}" &
@@ -152,6 +153,13 @@ def test_a_node_that_fails_stops_the_others_and_gives_the_status(project, deaf):
     assert result.returncode == 7 and time.monotonic() - started < 20
     assert "node2 (node 1) ended with status 7" in result.stderr and "/node_1" in result.stderr
     assert processes_of(project) == []
+
+
+@needs_pdsh
+@pytest.mark.parametrize(("late", "told"), [("1", "status 1;"), ("137", "status 137 (SIGKILL);")])
+def test_a_node_that_lost_the_others_waits_for_what_they_tell(project, late, told):
+    result = launch(project, LATE=late, PASS_ENV="LATE")
+    assert result.returncode == int(late) and f"node2 (node 1) ended with {told}" in result.stderr
 
 
 @needs_pdsh

@@ -1,7 +1,9 @@
 """The one-node launcher names what is missing and hands every argument on as it came."""
 
 import os
+import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -199,3 +201,82 @@ def test_an_invalid_stop_is_refused_before_a_process_is_looked_for(project, word
     script = project / "scripts" / "post_train" / "train_grpo.sh"
     result = subprocess.run(["bash", script, "--stop", *words], cwd=project, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and "--stop " in result.stderr and not (project / "ran").exists()
+
+
+# Stands in for Python, but for restarts.py: begins a run in outputs/sage_8gpu and ends or waits as it is told.
+LOSING = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then echo 0; exit; fi
+if [[ ${2-} == scripts.post_train.restarts ]]; then PYTHONPATH=%s exec %s "$@"; fi
+printf '<%%s>\\n' "$@" ---
+if [[ " $* " == *" --dry_run "* ]]; then exit "${CHECKED:-0}"; fi
+mkdir -p outputs/sage_8gpu/checkpoints
+if [[ -z ${SILENT-} ]]; then echo begun >>outputs/sage_8gpu/console.log; fi
+if [[ -n ${SAVED-} ]]; then printf step_4 >outputs/sage_8gpu/checkpoints/latest; fi
+if [[ -n ${WAIT-} ]]; then trap 'exit 69' TERM; echo waiting >&2; sleep 60 & wait; fi
+exit "$STUB_EXIT"
+"""
+
+
+@pytest.fixture
+def losing(project):
+    write_program(project / "stub-python", LOSING % (ROOT, sys.executable))
+    (project / "outputs" / "sage_8gpu").mkdir(parents=True)
+    (project / "outputs" / "sage_8gpu" / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {step}, "time/rollout": 60.0, "time/update": 30.0}}\n' for step in range(1, 7))
+    )
+    return project
+
+
+def test_a_lost_run_goes_on_from_its_last_checkpoint_as_often_as_is_said(losing):
+    result = launch(losing, *HOSTILE, "--max_restarts", "1", PREFLIGHT="1", STUB_EXIT="69", SAVED="1")
+    assert result.returncode == 69
+    starts = [start.strip("<>\n").split(">\n<") for start in result.stdout.split("<--->\n")[:-1]]
+    assert [start[-2:] for start in starts[::2]] == [["--dry_run", "true"], ["--resume_from_checkpoint", "latest"]]
+    assert starts[1][-len(HOSTILE) :] == HOSTILE and starts[2][-2 - len(HOSTILE) : -2] == HOSTILE and len(starts) == 3
+    told = "restart 1 of 1 in 5 s, from step 4: the launcher ended with status 69. Lost: updates 5 to 6 (3.0 minutes)"
+    assert told in result.stderr and told in (losing / "outputs" / "sage_8gpu" / "console.log").read_text()
+    assert "Not restarted: all 1 restarts are used up." in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "says"),
+    [
+        *(({"STUB_EXIT": str(status)}, status, "") for status in (0, 1, 2, 75, 143)),
+        ({"PREFLIGHT": "1", "CHECKED": "2", "STUB_EXIT": "69"}, 2, ""),
+        ({"STUB_EXIT": "137", "SILENT": "1"}, 137, "Not restarted: the run had not begun"),
+        ({"STUB_EXIT": "137", "MAX_RESTARTS": "0"}, 137, ""),
+        ({"STUB_EXIT": "0", "MAX_RESTARTS": "often"}, 2, "must be a whole number from 0"),
+    ],
+)
+def test_what_would_fail_again_is_not_started_again(losing, settings, status, says):
+    result = launch(losing, **{"MAX_RESTARTS": "3"} | settings)
+    assert result.returncode == status and says in result.stderr and "restart 1" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "settings", "moment", "status"),
+    [(signal.SIGINT, {"STUB_EXIT": "137"}, "restart 1 of", 75), (signal.SIGTERM, {"WAIT": "1"}, "waiting", 69)],
+)
+def test_who_asks_a_run_to_stop_gets_no_restart(losing, number, settings, moment, status):
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(losing / "stub-python"), "PREFLIGHT": "0"} | settings
+    command = ["bash", str(losing / "run_post_train.sh"), "--max_restarts=3"]
+    launcher = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    while moment not in (line := launcher.stderr.readline()):
+        assert line
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=4) == status
+
+
+def test_the_limit_of_open_files_is_raised_to_what_many_ranks_need(project):
+    write_program(project / "stub-python", "#!/bin/bash\nif [[ $1 == -c ]]; then echo 256; else ulimit -Sn; fi\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        result = launch(project)
+        assert result.stdout == f"{5 * 256 + 256}\n" and "open files" not in result.stderr
+        command = f"ulimit -Hn 1100; bash '{project}/run_post_train.sh'"
+        environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python"), "PREFLIGHT": "0"}
+        result = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+        assert result.stdout == "1100\n" and "may open 1536 files, and no more than 1100" in result.stderr
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
