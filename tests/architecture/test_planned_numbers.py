@@ -113,7 +113,10 @@ def test_the_network_that_the_recipe_for_64_gpus_asks_for_is_the_slowest_that_do
     comment = (ROOT / "configs" / "sage_64gpu.yaml").read_text(encoding="utf-8")
     enough = int(re.search(r"sends (\d+) GB/s to", comment)[1])
     assert takes(enough) == takes(1e9) < takes(enough - 1)
-    assert f"at 10 GB/s an update takes {takes(10):.0f} s instead of {takes(enough):.0f})" in comment
+    assert f"at 1 GB/s an update takes {takes(1):.0f} s instead of {takes(enough):.0f})" in comment
+    plan = planned(64, tuple(recipe(64)))
+    assert f"leave it: {plan.leaving / 1e9:.0f} GB per GPU" in comment
+    assert f"of 64 GPUs sends, {plan.leaving / 1e9:.0f} GB leave its machine" in PLANNING.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
