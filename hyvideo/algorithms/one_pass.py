@@ -56,9 +56,9 @@ class Video:
             self.norms, self.gradients = mean.new_zeros(len(self.algorithm.scales)), [None] * len(weights)
         if index in self.steps:
             self.norms[index] = norm[0]
-            for place, gradient in enumerate(gradients):
-                before = self.gradients[place]
-                self.gradients[place] = gradient if before is None or gradient is None else before.add_(gradient)
+            for place, (before, gradient) in enumerate(zip(self.gradients, gradients, strict=True)):
+                if gradient is not None:
+                    self.gradients[place] = gradient if before is None else before.add_(gradient)
 
 
 class OnePassGRPO(GRPO):
@@ -73,11 +73,9 @@ class OnePassGRPO(GRPO):
     @classmethod
     def evaluations(cls, config: Config) -> Evaluations:
         """Count what a video costs; a ValueError lists the settings under which the gradient would be another."""
-        needed = {
-            "use_lora": (config.model.use_lora, True),
-            "updates_per_rollout": (config.grpo.updates_per_rollout, 1),
-        }
-        needed["rollout_micro_batch_size"] = (config.rollout.rollout_micro_batch_size, 1)
+        grpo, at_once = config.grpo, config.rollout.rollout_micro_batch_size
+        needed = {"use_lora": (config.model.use_lora, True), "updates_per_rollout": (grpo.updates_per_rollout, 1)}
+        needed["rollout_micro_batch_size"] = (at_once, 1)
         wrong = [f"{name} {wanted} instead of {given}" for name, (given, wanted) in needed.items() if given != wanted]
         wrong += ["published without first_ratio"] if "first_ratio" in config.rollout.published else []
         wrong += ["offload without weights"] if "weights" in config.parallel.offload else []
@@ -129,6 +127,7 @@ class OnePassGRPO(GRPO):
         numbers = {"loss/policy": policy_loss, "loss/total": policy_loss, "advantage/largest": advantages.abs().max()}
         numbers |= {"kl/position": none, "kl/velocity": none, "kl/total": none}
         yield 1.0, self._linear_loss(compared.advantages / num_pairs), numbers
+        self._videos.clear()  # gigabytes
         size, numbers = self.config.grpo.mini_batch_size_per_update, dict.fromkeys(numbers, none)
         for part, there in micro_batches(self._compared_again(compared, pairs), size, none.device):
             conditioning = trajectory.conditioning_of(part.sample_index)
