@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from hyvideo.algorithms.algorithm import Evaluations, micro_batches
 from hyvideo.algorithms.grpo import GRPO, ComparedRound
@@ -31,20 +30,18 @@ class Video:
 
     Attributes:
         steps: those that are trained.
-        together: those of all ranks' videos. Where weights are sharded, all ranks make their backward passes together.
         gradients: of every trained weight; None of one that no step has reached.
         norms: `[K]`, the gradients of the trained steps by their velocities, else 0.
     """
 
     algorithm: "OnePassGRPO"
     steps: frozenset[int]
-    together: frozenset[int]
     norms: Tensor | None = None
     gradients: list[Tensor | None] = field(default_factory=list)
 
     def trains(self, index: int) -> bool:
         """Whether a backward pass follows step `index`."""
-        return index in self.together
+        return index in self.steps
 
     def learn(self, index: int, mean: Tensor, std: Tensor, following: Tensor) -> None:
         """Make the backward pass of a step of one video."""
@@ -54,11 +51,10 @@ class Video:
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         if self.norms is None:
             self.norms, self.gradients = mean.new_zeros(len(self.algorithm.scales)), [None] * len(weights)
-        if index in self.steps:
-            self.norms[index] = norm[0]
-            for place, (before, gradient) in enumerate(zip(self.gradients, gradients, strict=True)):
-                if gradient is not None:
-                    self.gradients[place] = gradient if before is None else before.add_(gradient)
+        self.norms[index] = norm[0]
+        for place, (before, gradient) in enumerate(zip(self.gradients, gradients, strict=True)):
+            if gradient is not None:
+                self.gradients[place] = gradient if before is None else before.add_(gradient)
 
 
 class OnePassGRPO(GRPO):
@@ -72,15 +68,23 @@ class OnePassGRPO(GRPO):
 
     @classmethod
     def evaluations(cls, config: Config) -> Evaluations:
-        """Count what a video costs; a ValueError lists the settings under which the gradient would be another."""
+        """Count what a video costs; a ValueError lists the settings under which it could not be learnt in one pass.
+
+        While weights are sharded, all ranks make their passes together, so that all videos must train the same steps.
+        """
         grpo, at_once = config.grpo, config.rollout.rollout_micro_batch_size
         needed = {"use_lora": (config.model.use_lora, True), "updates_per_rollout": (grpo.updates_per_rollout, 1)}
         needed["rollout_micro_batch_size"] = (at_once, 1)
         wrong = [f"{name} {wanted} instead of {given}" for name, (given, wanted) in needed.items() if given != wanted]
         wrong += ["published without first_ratio"] if "first_ratio" in config.rollout.published else []
         wrong += ["offload without weights"] if "weights" in config.parallel.offload else []
+        wrong += ["no algorithm_options"] if grpo.algorithm_options else []
+        if config.parallel.enable_fsdp and config.rollout.sde_window == "per_group":
+            wrong.append("another sde_window than per_group, or enable_fsdp false")
+        if config.parallel.enable_fsdp and grpo.timestep_fraction < 1 and grpo.enable_timestep_permutation:
+            wrong.append("timestep_fraction 1, or enable_timestep_permutation false, or enable_fsdp false")
         if wrong:
-            raise ValueError(f"algorithm grpo_one_pass needs {', '.join(wrong)}".lower())
+            raise ValueError(f"algorithm grpo_one_pass needs {'; '.join(wrong)}".lower())
         count = super().evaluations(config)
         return replace(count, update=count.anchor, learnt=count.update)
 
@@ -93,10 +97,7 @@ class OnePassGRPO(GRPO):
     def learner(self, round_index: int, positions: Tensor, num_videos: int) -> Video:
         """Return what learns from the video at `positions` `[1]`."""
         steps = self.steps_of_round(round_index, num_videos, self.trainable_steps(round_index, num_videos))
-        own = steps[positions]
-        sharded = any(isinstance(module, FSDPModule) for module in self.policy.transformer.modules())
-        chosen, together = (frozenset(each.flatten().tolist()) for each in (own, steps if sharded else own))
-        self._videos.append(Video(self, chosen, together))
+        self._videos.append(Video(self, frozenset(steps[positions].flatten().tolist())))
         return self._videos[-1]
 
     def loss_of_step(self, index: int, mean: Tensor, std: Tensor, following: Tensor) -> Tensor:

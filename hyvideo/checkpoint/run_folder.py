@@ -111,7 +111,7 @@ def _began_from(path: Path) -> Path | None:
         began = load_saved_config(path / "config.yaml").run.resume_from_checkpoint
     except ValueError:
         return None
-    return None if began in (None, "latest") else Path(began).resolve()
+    return None if began in (None, "", "latest") else Path(began).resolve()
 
 
 def _only_checkpoint(checkpoints: Path) -> Path | None:

@@ -12,9 +12,9 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,8 @@ from torch.futures import Future
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import write_synced
 from hyvideo.distributed.collectives import all_or_none, as_shard_of, gather, local_shard
+
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # of saves by one process
 
 MANIFEST = "manifest.json"
 
@@ -199,8 +201,7 @@ def load_tensors(stored: StoredTensors | Path, tensors: Tensors, *, alone: bool 
     with nullcontext() if alone else all_or_none():
         stored = stored if isinstance(stored, StoredTensors) else StoredTensors(stored)
     try:
-        with one_process():
-            dcp.load(tensors, storage_reader=stored, no_dist=alone or not dist.is_initialized())
+        dcp.load(tensors, storage_reader=stored, no_dist=alone or not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         raise ValueError(
             f"Cannot restore '{stored.checkpoint}': {cause(error)}. The checkpoint is damaged, or the run's model "
@@ -224,14 +225,6 @@ def require_dtypes(stored: StoredTensors, tensors: Tensors) -> None:
 def cause(error: BaseException) -> str:
     """Return the last line of what an error of PyTorch's says, which names its root, without its full stop."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """Silence the library's warning that there is only one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
 
 
 class FileRecord(BaseModel):

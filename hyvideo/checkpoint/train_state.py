@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic_core import from_json
 from torch.distributed.checkpoint.api import CheckpointException
 
-from hyvideo.checkpoint.tensors import TensorPlanner, Tensors, TensorWriter, cause, host_copies, one_process
+from hyvideo.checkpoint.tensors import TensorPlanner, Tensors, TensorWriter, cause, host_copies
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -89,7 +89,7 @@ class PendingSave:
         Raises:
             SaveError: it could not be written, on any rank; all raise it.
         """
-        with _explained(self.target, self.partial), one_process():
+        with _explained(self.target, self.partial):
             if self.written:
                 self.written.result()
             broadcast_from_main(self._publish)
@@ -169,7 +169,7 @@ def begin_save(
         write_more(partial)
         write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1).encode())
 
-    with _explained(target, partial), one_process():
+    with _explained(target, partial):
         broadcast_from_main(start)
         alone = not dist.is_initialized()
         group = _group_of_writers(collective_timeout) if beside_training and not alone else None

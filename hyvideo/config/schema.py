@@ -158,8 +158,8 @@ class GrpoConfig:
     """Policy update: group-relative advantages and the clipped loss over stored denoising steps."""
 
     algorithm: str = "grpo"
-    """grpo, grpo_one_pass (the same gradient of an adapter, computed while videos are sampled), nft (DiffusionNFT,
-    arXiv 2509.16117), or `module:Class`, a subclass of Algorithm of your own."""
+    """grpo, grpo_one_pass (the same gradient for use_lora at updates_per_rollout 1, computed while videos are sampled),
+    nft (DiffusionNFT, arXiv 2509.16117), or `module:Class`, a subclass of Algorithm of your own."""
 
     algorithm_options: dict[str, Any] | None = setting(None, read_when="algorithm != grpo")
     """Options of nft (`NFTOptions` in hyvideo/algorithms/nft.py) or of your own algorithm."""

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +29,11 @@ ASKED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.S
 
 
 def main(argv: list[str]) -> int:
-    """Run the script, at most `max_restarts` times more; returns its last exit status, 75 if asked to stop between."""
+    """Run the script, at most `max_restarts` times more.
+
+    Returns:
+        Its last exit status; in a pause 130 after Ctrl-C, and 75 if asked to stop otherwise.
+    """
     usage = "LAUNCHER [flags of post_train.py] --max_restarts N"
     parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
     parser.add_argument("--max_restarts", default=os.environ.get("MAX_RESTARTS", "0"))
@@ -40,6 +45,7 @@ def main(argv: list[str]) -> int:
         )
         return 2
     most, folder, resume = int(given.max_restarts), _run_folder(words), []
+    afresh = "--resume_from_checkpoint=" in words or ["--resume_from_checkpoint", ""] in map(list, pairwise(words))
     if not most:
         os.execvp("bash", ["bash", *words])
     before, saved, pause = _written(folder), -1, SHORTEST
@@ -81,10 +87,12 @@ def main(argv: list[str]) -> int:
             end = time.monotonic() + pause
             while time.monotonic() < end:
                 if asked:
-                    return PREEMPTED
+                    return PREEMPTED if asked[0] != signal.SIGINT else 128 + signal.SIGINT
                 time.sleep(0.1)
             os.environ["PREFLIGHT"] = "0"
-            if step:  # else the same command again: `latest` would forget the other run's checkpoint that it began with
+            if (
+                step or afresh
+            ):  # else the same command again: `latest` would forget the other run's checkpoint that it began with
                 resume = ["--resume_from_checkpoint", "latest"]
             else:
                 os.environ["RESUME_FROM_CHECKPOINT"] = os.environ.get("RESUME_FROM_CHECKPOINT") or "latest"

@@ -48,7 +48,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "two updates in windows": {**TWO_UPDATES, **WINDOWS, "kl_weight": 1.0, "max_grad_norm": 10.0},
     "one pass": {
         **{"algorithm": "grpo_one_pass", "use_lora": True, "cfg_scale": 3.0, "rollout_micro_batch_size": 1},
-        **{"sde_window": "per_group", "sde_window_size": 2, "anchor_fraction": 0.5, "learning_rate": 1e-3},
+        **{"sde_window": "sliding", "sde_window_size": 2, "anchor_fraction": 0.5, "learning_rate": 1e-3},
+    },
+    "one pass, own windows": {
+        **{"algorithm": "grpo_one_pass", "use_lora": True, "rollout_micro_batch_size": 1, "learning_rate": 1e-3},
+        **{"sde_window": "per_group", "sde_window_size": 2, "timestep_fraction": 0.5},
     },
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
     "nft, two updates": {**ALGORITHMS["nft"], **TWO_UPDATES, "timestep_fraction": 0.5, "max_grad_norm": 100.0},
@@ -70,6 +74,7 @@ TWO_RANKS: Cases = {
     ),
     "dp, groups over ranks, accumulated": ("two updates in windows", ACCUMULATED),
     "dp, one pass, groups over ranks, accumulated": ("one pass", ACCUMULATED),
+    "dp, one pass, weights whole": ("one pass, own windows", {"batch_size": 2}),
     "dp, nft, groups over ranks, accumulated": ("nft, two updates", {**ACCUMULATED, "cpu_offload": True}),
 }
 FOUR_RANKS: Cases = {

@@ -72,3 +72,20 @@ def test_its_gradient_and_its_row_are_those_of_two_passes(make_training, setting
         if own[name] != pytest.approx(row[name], rel=1e-4, abs=1e-7)
     }
     assert not differing
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_lora": False}, "use_lora true instead of false"),
+        ({"updates_per_rollout": 2}, "updates_per_rollout 1 instead of 2"),
+        ({"rollout_micro_batch_size": 2}, "rollout_micro_batch_size 1 instead of 2"),
+        ({"published": "first_ratio"}, "published without first_ratio"),
+        ({"algorithm_options": "name=1"}, "no algorithm_options"),
+        ({"enable_fsdp": True, "sde_window": "per_group"}, "another sde_window than per_group, or enable_fsdp false"),
+        ({"enable_fsdp": True, "timestep_fraction": 0.5}, "timestep_fraction 1, or enable_timestep_permutation false"),
+    ],
+)
+def test_what_it_cannot_learn_in_one_pass_is_refused(make_training, settings, said: str):
+    with pytest.raises(ValueError, match=said):
+        make_training(algorithm="grpo_one_pass", **ADAPTER | settings)

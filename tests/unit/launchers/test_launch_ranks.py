@@ -61,7 +61,7 @@ def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
     ("end", "status", "told"),
     [
         ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL, "rank 1 on {} was ended by SIGKILL"),
-        ("sys.exit(69)", LOST, "rank 1 on {} lost its connection or device"),
+        ("sys.exit(69)", LOST, "rank 1 on {} noticed that others are gone, or lost its device"),
     ],
 )
 def test_a_lost_rank_is_named_unless_another_one_says_why_it_failed(

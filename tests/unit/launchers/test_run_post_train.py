@@ -238,6 +238,14 @@ def test_a_lost_run_goes_on_from_its_last_checkpoint_as_often_as_is_said(losing)
     assert "Not restarted: all 1 restarts are used up." in result.stderr
 
 
+def test_a_run_that_was_to_begin_afresh_does_not_begin_once_more(losing):
+    afresh = ["--resume_from_checkpoint", ""]
+    result = launch(losing, *afresh, "--max_restarts", "1", PREFLIGHT="0", STUB_EXIT="69")
+    first, second, _ = result.stdout.split("<--->\n")
+    assert first.endswith("<--resume_from_checkpoint>\n<>\n")
+    assert second.endswith("<--resume_from_checkpoint>\n<>\n<--resume_from_checkpoint>\n<latest>\n")
+
+
 @pytest.mark.parametrize(
     ("settings", "status", "says"),
     [
@@ -255,7 +263,7 @@ def test_what_would_fail_again_is_not_started_again(losing, settings, status, sa
 
 @pytest.mark.parametrize(
     ("number", "settings", "moment", "status"),
-    [(signal.SIGINT, {"STUB_EXIT": "137"}, "restart 1 of", 75), (signal.SIGTERM, {"WAIT": "1"}, "waiting", 69)],
+    [(signal.SIGINT, {"STUB_EXIT": "137"}, "restart 1 of", 130), (signal.SIGTERM, {"WAIT": "1"}, "waiting", 69)],
 )
 def test_who_asks_a_run_to_stop_gets_no_restart(losing, number, settings, moment, status):
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(losing / "stub-python"), "PREFLIGHT": "0"} | settings
