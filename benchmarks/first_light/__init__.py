@@ -1,1 +1,1 @@
-"""The first 25 minutes on one GPU: what an 8-GPU run depends on, most doubtful first, without weights or network."""
+"""The first hour on one GPU: what an 8-GPU run depends on, most doubtful first, without weights or network."""

@@ -1,8 +1,8 @@
-"""Run the first 30 minutes on one GPU: what an 8-GPU run depends on, most doubtful first.
+"""Run the first hour on one GPU: what a run on eight depends on, most doubtful first (1 to 4), then what it left open.
 
-Four parts of less than ten minutes each; no network and no released weights are needed, but 20 GB of disk. Every stage
+Seven parts of less than ten minutes each; no network and no released weights are needed, but 20 GB of disk. Every stage
 is a process of its own with a time limit, so that one that fails or hangs does not take the others with it. Without a
-part all four run. `--small` tries the program out on a CPU with small sizes.
+part all run. `--small` tries the program out on a CPU with small sizes.
 
 The findings become <GPU>.json in benchmarks/results/first_light: please send it.
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
+from benchmarks.first_light import second_visit
 from benchmarks.first_light.random_model import BUNDLED, random_trunk, write_random_model
 from benchmarks.paired import device, median_seconds
 from benchmarks.plain_loop import make_round
@@ -48,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Stage:
-    """What makes findings, in one of the three parts; it is stopped after so many seconds."""
+    """What makes findings, in one of the parts; it is stopped after so many seconds."""
 
     part: int
     seconds: int
@@ -165,12 +167,19 @@ LARGE["rank_elementwise"] = (*LARGE["rank_full"], "--activation_checkpointing", 
 LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true")
 
 
+COMPILED = {False: ("--enable_compile", "true"), True: ()}
+"""Flags by whether sizes are small: a CPU compiles for minutes."""
+
+
 PLANS = "planned_gib.json"
 """What `--plan` writes: the planned peak of each large run."""
 
 
-def large_run(place: Place, name: str) -> Config:
-    """Return the settings of a run of the random model: 2 % more video tokens than 81 frames of 352x624 really have."""
+def large_run(place: Place, name: str, *more: str) -> Config:
+    """Return the settings of a run of the random model: 2 % more video tokens than 81 frames of 352x624 really have.
+
+    `more` are flags beside those of `LARGE`.
+    """
     size, frames = ("64x64", "17") if place.small else ("176x320", "81")
     return load_config(
         [
@@ -180,7 +189,7 @@ def large_run(place: Place, name: str) -> Config:
             *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
             *("--activation_checkpointing", "full", "--update_ref_model_step", "100", "--max_steps", "100"),
             *("--validation_interval", "0"),
-            *("--output_dir", str(place.folder / name), *LARGE[name]),
+            *("--output_dir", str(place.folder / name), *LARGE[name], *more),
         ]
     )
 
@@ -201,6 +210,21 @@ def planned_gib(place: Place, name: str) -> float:
     return json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else plan_gib(place, name)
 
 
+@contextmanager
+def opened(place: Place, name: str, *more: str) -> Iterator[Run]:
+    """Open a large run; one with sharded weights as rank 0 of 8, whose others would send what it sends itself."""
+    config = large_run(place, name, *more)
+    write_random_model(place.folder / "model", small=place.small)
+    if config.parallel.enable_fsdp:
+        dist.init_process_group("fake", rank=0, world_size=8)
+    try:
+        with told_by_this_rank():
+            yield open_run(config)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def _rounds(name: str, training: Run, count: int) -> Findings:
     """Make rounds; of each its seconds, its phases and its peak."""
     for number in range(count):
@@ -219,31 +243,24 @@ def _rounds(name: str, training: Run, count: int) -> Findings:
 
 def rank(place: Place, variant: str) -> Findings:
     """Be rank 0 of 8 that train all weights: the kernels and the memory are real, what other ranks send is not."""
-    name = f"rank_{variant}"
-    config, planned = large_run(place, name), planned_gib(place, name)
-    write_random_model(place.folder / "model", small=place.small)
-    dist.init_process_group("fake", rank=0, world_size=8)
-    with told_by_this_rank():
-        start = time.monotonic()
-        training = open_run(config)
-        yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned}
+    planned = planned_gib(place, f"rank_{variant}")
+    with opened(place, f"rank_{variant}") as training:
+        yield f"rank/{variant}/built", {"planned_peak_gib": planned}
         yield from _rounds(f"rank/{variant}", training, 2)
-    dist.destroy_process_group()
 
 
 def adapter(place: Place) -> Findings:
     """Train an adapter on one GPU, whole: save it, and load it again."""
-    config, planned = large_run(place, "adapter"), planned_gib(place, "adapter")
-    write_random_model(place.folder / "model", small=place.small)
-    training = open_run(config)
-    yield "adapter/built", {"planned_peak_gib": planned}
-    yield from _rounds("adapter", training, 2)
-    state, checkpoints = training.state, training.folder.checkpoints
-    start = time.monotonic()
-    state.save(checkpoints, keep_last=1, keep_every=0)
-    state.finish_save()
-    state.load(checkpoints / f"step_{state.step}", may_change=())
-    yield "adapter/saved and loaded", {"seconds": time.monotonic() - start, "step": state.step}
+    planned = planned_gib(place, "adapter")
+    with opened(place, "adapter") as training:
+        yield "adapter/built", {"planned_peak_gib": planned}
+        yield from _rounds("adapter", training, 2)
+        state, checkpoints = training.state, training.folder.checkpoints
+        start = time.monotonic()
+        state.save(checkpoints, keep_last=1, keep_every=0)
+        state.finish_save()
+        state.load(checkpoints / f"step_{state.step}", may_change=())
+        yield "adapter/saved and loaded", {"seconds": time.monotonic() - start, "step": state.step}
 
 
 def decoder(place: Place) -> Findings:
@@ -320,6 +337,58 @@ def _demo(place: Place, dtype: str) -> dict[str, Any]:
     return facts | {name: gain.in_base_std for name, gain in gains.items() if name != "reward"}
 
 
+def waits(place: Place) -> Findings:
+    """Where does the host wait for the GPU in a round, how long do clipping and Muon take, what weighs the KL term?"""
+    with opened(place, "rank_full", "--output_dir", str(place.folder / "waits")) as training:
+        yield from _rounds("waits", training, 1)
+        yield "waits/places", second_visit.waits(training, partial(make_round, training))
+        row = read_metrics(training.folder.path / "metrics.jsonl")[-1]
+        yield "waits/kl", {name: row.get(name) for name in ("kl/gradient_share", "kl/coef", "kl/position")}
+        yield "waits/optimizer", second_visit.optimizer(training)
+
+
+def kernels(place: Place) -> Findings:
+    """Which kernels take the time of a compiled round whose prompts have 300 tokens?"""
+    csv, more_words = place.folder / "prompts.csv", " a" * (second_visit.TEXT_TOKENS - 14)
+    csv.write_text(f"prompt\na red circle moves slowly to the left{more_words}\n", encoding="utf-8")
+    more = ("--train_video_csv", str(csv), "--profile", "true", "--output_dir", str(place.folder / "kernels"))
+    with opened(place, "rank_compiled", *more) as training:
+        yield from _rounds("kernels", training, 4)  # the profile is of the third and the fourth
+        training.journal.profile.finish()
+        yield "kernels/table", {"phases.md": (place.folder / "kernels/profile/phases.md").read_text(encoding="utf-8")}
+
+
+def texts(place: Place) -> Findings:
+    """How long does a compiled step take with texts of new lengths, the first time and the second?"""
+    with opened(place, "rank_compiled", "--output_dir", str(place.folder / "texts")) as training:
+        yield from second_visit.texts(training)
+
+
+def one_pass(place: Place) -> Findings:
+    """How much faster is an adapter trained in one pass, in compiled blocks, and is its gradient the same?"""
+    gradients = []
+    for algorithm in ("grpo", "grpo_one_pass"):
+        more = ("--algorithm", algorithm, "--kl_weight", "0", "--output_dir", str(place.folder / algorithm))
+        with opened(place, "adapter", *COMPILED[place.small], *more) as training:
+            of_rounds = second_visit.keep_gradients(training)
+            yield from _rounds(f"one_pass/{algorithm}", training, 2)
+            gradients.append(of_rounds[0])
+        del training, of_rounds  # a second model would not fit beside it
+    two, one = gradients
+    yield "one_pass/gradient", {"relative_difference": float((one - two).norm() / two.norm())}
+
+
+def short_videos(place: Place) -> Findings:
+    """How long does a video of 480x480x5 take in 10 steps without guidance (UniRL's workload, whose steps we guess)?"""
+    size = () if place.small else ("--rollout_size", "240x240", "--sample_n_frames", "5", "--grpo_sampling_steps", "10")
+    videos, together = (4, "2") if place.small else (16, "4")
+    more = ("--batch_size", str(videos), "--rollout_micro_batch_size", together, "--cfg_scale", "1")
+    more += ("--mini_batch_size_per_update", together, "--output_dir", str(place.folder / "short_videos"))
+    with opened(place, "adapter", *size, *COMPILED[place.small], *more) as training:
+        for name, facts in _rounds("short_videos", training, 2):
+            yield name, facts | {"seconds_per_video": facts["seconds"] / videos}
+
+
 STAGES: dict[str, Stage] = {
     "versions": Stage(1, 60, versions),
     "attention": Stage(1, 90, attention),
@@ -332,6 +401,14 @@ STAGES: dict[str, Stage] = {
     "adapter": Stage(3, 200, adapter),
     "program_more": Stage(3, 180, partial(program, variants=("elementwise", "compiled"))),
     "learning": Stage(4, 400, learning),
+    "matrices": Stage(5, 60, lambda place: second_visit.matrices(place.small)),
+    "copies": Stage(5, 60, lambda place: second_visit.copies(place.small)),
+    "waits": Stage(5, 300, waits),
+    "stock": Stage(5, 120, lambda place: second_visit.stock(place.small)),
+    "kernels": Stage(6, 400, kernels),
+    "texts": Stage(6, 190, texts),
+    "one_pass": Stage(7, 300, one_pass),
+    "short_videos": Stage(7, 250, short_videos),
 }
 """In the order of risk retired per minute."""
 

@@ -21,7 +21,7 @@ def findings_of(stage: str, folder: Path) -> dict[str, dict]:
     return {line["name"]: line["facts"] for line in map(json.loads, (folder / "findings.jsonl").open())}
 
 
-@pytest.mark.parametrize("stage", ["versions", "attention", "decoder", "frozen"])
+@pytest.mark.parametrize("stage", ["versions", "attention", "decoder", "frozen", "matrices", "copies", "stock"])
 def test_a_stage_without_training_finds_finite_values(stage: str, tmp_path: Path):
     findings = findings_of(stage, tmp_path)
     assert findings
@@ -33,6 +33,12 @@ def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Pa
     assert findings["adapter/built"]["planned_peak_gib"] > 0
     assert [findings[f"adapter/round {number}"]["ratio/max_deviation"] for number in (0, 1)] == [0, 0]
     assert findings["adapter/saved and loaded"]["step"] == 2
+
+
+def test_one_pass_is_compared_with_two(tmp_path: Path):
+    findings = findings_of("one_pass", tmp_path)
+    assert findings["one_pass/grpo/round 0"]["grad_norm"] > 0
+    assert findings["one_pass/gradient"]["relative_difference"] < 1e-4
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -70,6 +76,6 @@ def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["1", "2", "3", "4"])
+@pytest.mark.parametrize("part", ["1", "2", "3", "4", "5", "6", "7"])
 def test_every_part_runs_whole_at_small_sizes(part: str, tmp_path: Path):
     assert first_light.main([part, "--small", "--folder", str(tmp_path)]) == 0
