@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,14 +81,21 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_training(no_encoding: None, tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Run]:
+def make_training(
+    no_encoding: None, tiny_root: Path, prompts_csv: Path, tmp_path: Path
+) -> Iterator[Callable[..., Run]]:
     """Build trainers of the tiny model; keywords are settings, each training gets a run folder of its own."""
+    made = []
 
     def make(**settings: object) -> Run:
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-        return training_of(arguments(tiny_root, prompts_csv, folder, **settings))
+        made.append(training_of(arguments(tiny_root, prompts_csv, folder, **settings)))
+        return made[-1]
 
-    return make
+    yield make
+    for run in made:  # each has threads, and stacks are printed of 100 threads only
+        if run.journal.metrics:
+            run.journal.metrics.close()
 
 
 @pytest.fixture

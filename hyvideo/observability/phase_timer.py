@@ -131,9 +131,9 @@ class Watchdog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop."""
+        """Stop; a thread that waits for the store of a rank that stands still is left behind."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(self._pause())
 
     def _watch(self) -> None:
         since, told = self._timer.since, 0

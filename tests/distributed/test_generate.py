@@ -39,7 +39,7 @@ def test_ranks_that_share_a_guided_video_sharpen_it_together(tmp_path, command_l
     (pair,) = sample(command_line, root, csv, tmp_path / "pair", num_ranks=2, sp_size=2, **how)
     assert read_video(alone).shape == (1, 960, 960, 3)
     apart = (read_video(pair).float() - read_video(alone).float()).abs().mean()
-    assert apart <= 0.5, apart  # the file's compression makes more of rounding in single pixels of a noisy picture
+    assert apart <= 1, apart  # the file's compression makes more of rounding in single pixels of a noisy picture
 
 
 def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, root_of_four_heads):
