@@ -132,7 +132,10 @@ class Algorithm(ABC):
         return nullcontext()
 
     def learner(self, round_index: int, positions: Tensor, num_videos: int) -> Learner | None:
-        """Return what learns while the videos at `positions` of a round's are sampled together; None: nothing does."""
+        """Return what learns from videos while they are sampled together; None: nothing does.
+
+        They stand at `positions` among the `num_videos` of the round.
+        """
         return None
 
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         )
         return 2
     most, folder, resume = int(given.max_restarts), _run_folder(words), []
-    afresh = "--resume_from_checkpoint=" in words or ["--resume_from_checkpoint", ""] in map(list, pairwise(words))
+    afresh = "--resume_from_checkpoint=" in words or ("--resume_from_checkpoint", "") in pairwise(words)
     if not most:
         os.execvp("bash", ["bash", *words])
     before, saved, pause = _written(folder), -1, SHORTEST

@@ -38,8 +38,9 @@ def test_ranks_that_share_a_guided_video_sharpen_it_together(tmp_path, command_l
     (alone,) = sample(command_line, root, csv, tmp_path / "alone", num_ranks=1, sp_size=1, **how)
     (pair,) = sample(command_line, root, csv, tmp_path / "pair", num_ranks=2, sp_size=2, **how)
     assert read_video(alone).shape == (1, 960, 960, 3)
-    apart = (read_video(pair).float() - read_video(alone).float()).abs().mean()
-    assert apart <= 1, apart  # the file's compression makes more of rounding in single pixels of a noisy picture
+    apart = (read_video(pair).float() - read_video(alone).float()).abs()
+    # the file's compression makes more of rounding in a noisy picture; how much depends on the processor
+    assert apart.mean() <= 0.55 and (apart > 1).float().mean() < 0.15, apart.mean()
 
 
 def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, root_of_four_heads):
