@@ -81,11 +81,12 @@ class RunRecord:
         return self.columns.get(name, np.full(len(self.columns["step"]), np.nan))
 
     def per_round(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of a metric that all updates of a round share: one point per round."""
+        """Steps and values of a metric that all updates of a round share, or only its last one has: one point each."""
         rounds = self.column("round")
         first = np.ones(len(rounds), dtype=bool)
         first[1:] = ~(rounds[1:] == rounds[:-1])  # without rounds, NaN: every row
-        return self.columns["step"][first], self.column(name)[first]
+        shared, at_end = self.column(name)[first], self.column(name)[np.roll(first, -1)]
+        return self.columns["step"][first], np.where(np.isfinite(shared), shared, at_end)
 
     def validation(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and mean scores of the validations (`reward` or a metric), failed scores left out."""

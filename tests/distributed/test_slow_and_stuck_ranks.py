@@ -53,7 +53,9 @@ def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it
     warned = [line for line in (tmp_path / "run" / "console.log").read_text().splitlines() if "is slow" in line]
     assert len(warned) == 1 and "Rank 1 on " in warned[0] and re.search(f"in phase '({phases})'", warned[0])
     page = report_runs([tmp_path / "run"], tmp_path / "report.html").read_text()
-    assert "the slowest one of the last round is rank 1 on " in page and warned[0].partition("WARNING: ")[2][:40] in page
+    assert (
+        "the slowest one of the last round is rank 1 on " in page and warned[0].partition("WARNING: ")[2][:40] in page
+    )
 
 
 def hang_in_the_second_round(argv: list[str]) -> None:

@@ -46,11 +46,13 @@ def test_rewards_have_one_point_per_round_and_failed_scores_are_left_out(tmp_pat
     folder = write_run(tmp_path / "run", num_updates=0)
     rows = [(1, 0, 0.5), (2, 0, 0.5), (3, 1, 0.7), (4, 1, 0.7)]
     lines = [f'{{"step": {step}, "round": {n}, "reward/mean": {reward}}}\n' for step, n, reward in rows]
+    lines[3] = lines[3].replace("}", ', "perf/slowest_ratio": 1.5}')
     (folder / "metrics.jsonl").write_text("".join(lines))
     write_scored(folder / "samples" / "step_4", ["a", "b"], [None, 0.4])
     run = read_run(folder)
     steps, rewards = run.per_round("reward/mean")
     assert steps.tolist() == [1, 3] and rewards.tolist() == [0.5, 0.7]
+    np.testing.assert_equal(run.per_round("perf/slowest_ratio")[1], [np.nan, 1.5])  # the last row of a round has it
     assert math.isnan(run.samples[4][0].reward) and run.validation("reward")[1].tolist() == [0.4]
     assert np.isnan(run.column("never logged")).all()
 
