@@ -275,9 +275,13 @@ class RewardConfig:
     """Judge of the validation videos, in the form of reward_config. The run acts when the trained reward rises while
     the judge falls."""
 
-    reward_guard_action: Literal["warn", "stop", "rollback"] = setting("warn", read_when="reward_guard != none")
-    """stop ends the run. rollback goes on from the best checkpoint by the judge at 0.3 of the rate, and stops the next
-    time."""
+    drift_guard: dict[str, float] = setting({}, decides=False)
+    """Looks of the validation videos (border=0.5 motion=0.5, see docs/evaluation.md). The run acts when the spread of
+    one over the prompts falls below that share of what it was before training. No judge is needed."""
+
+    reward_guard_action: Literal["warn", "stop", "rollback"] = "warn"
+    """What a guard does. stop ends the run. rollback goes on from the best checkpoint by the judge at 0.3 of the rate,
+    and stops the next time; for drift_guard it is stop."""
 
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None is VideoReward below pretrained_model_root."""

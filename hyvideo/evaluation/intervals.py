@@ -52,8 +52,8 @@ def bootstrap_interval(values: ArrayLike) -> Interval:
     return Interval(float(values.mean()), float(low), float(high), len(values))
 
 
-def seed_interval(values: ArrayLike) -> Interval:
-    """Student's t interval of the mean of values [N], one per seed of a run; NaN marks a missing run.
+def seed_interval(values: ArrayLike, level: float = 0.95) -> Interval:
+    """Student's t interval, at a `level`, of the mean of values [N], one per seed of a run; NaN marks a missing run.
 
     One value gives a mean without an interval, none gives NaN; an infinite one is a ValueError.
     """
@@ -61,7 +61,7 @@ def seed_interval(values: ArrayLike) -> Interval:
     mean = float(values.mean())
     if len(values) == 1:
         return Interval(mean, math.nan, math.nan, 1)
-    half_width = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    half_width = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half_width, mean + half_width, len(values))
 
 

@@ -18,6 +18,13 @@ Pair = tuple[ScoredVideo, ScoredVideo]
 """Videos of one prompt and seed, before and after."""
 
 
+def pairs_of(before: Sequence[ScoredVideo], after: Sequence[ScoredVideo]) -> tuple[Pair, ...]:
+    """Pair videos by number, prompt, and how they were sampled and scored."""
+    earlier = {(video.path.name, video.prompt, video.how): video for video in before}
+    keys = [(video.path.name, video.prompt, video.how) for video in after]
+    return tuple((earlier[key], video) for key, video in zip(keys, after, strict=True) if key in earlier)
+
+
 @dataclass(frozen=True)
 class Gain:
     """How one score changed between two sets of videos of the same prompts and seeds.

@@ -25,6 +25,7 @@ class ScoredVideo:
     seed: int | None = None  # of its noise, where it is known
     how: str = ""  # it was sampled and scored, in words; videos are paired where it is equal
     scores: Mapping[str, float] = field(default_factory=dict)  # `reward` first where there is one; NaN: it failed
+    looks: Mapping[str, float] = field(default_factory=dict)  # what drift is measured by, where it was
 
     @property
     def reward(self) -> float:
@@ -77,13 +78,19 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
     if Path(video).name != video or video in ("", "..") or len(video) > 255 or (folder / video).is_symlink():
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
-    how, scores = row.get("how", ""), {}
-    for name, value in row.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name not in ("video", "prompt", "seed") and (value is None or number):
-            failed = value is None or not abs(value) < TOO_LARGE
-            scores[name] = math.nan if failed else float(value)
-    return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
+    how, looks = row.get("how", ""), row.get("looks")
+    scores = _numbers({name: value for name, value in row.items() if name not in ("video", "prompt", "seed")})
+    looks = _numbers(looks) if isinstance(looks, dict) else {}
+    return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores, looks)
+
+
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the values that are numbers; NaN for null and for what is TOO_LARGE."""
+    numbers = {}
+    for name, value in values.items():
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            numbers[name] = math.nan if value is None or not abs(value) < TOO_LARGE else float(value)
+    return numbers
 
 
 def notes_folder(videos: Path, *, apart: bool) -> Path:

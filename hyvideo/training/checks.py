@@ -18,6 +18,7 @@ from hyvideo.config.settings import SETTINGS, nearest, out_of_range, parse_size,
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
+from hyvideo.evaluation.drift import LOOKS
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
@@ -147,18 +148,18 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
 
 
 def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
-    """Refuse, by a ValueError, a guard that compares too few videos for lack of prompts or of what its judge can judge.
+    """Refuse, by a ValueError, guards that compare too few videos for lack of prompts or of what a judge can judge.
 
     `prompts` are all rows of `valid_video_csv`; the judge is None if it is not yet built.
     """
-    if config.reward.reward_guard is None:
+    if config.reward.reward_guard is None and not config.reward.drift_guard:
         return
     texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
     without = [text for text in texts if judge and not judge.applies(text)]
     if (compared := len(texts) - len(without)) < _FEWEST_COMPARED:
         example = f" (not {without[0]!r:.200}, for example)" if without else ""
         raise ValueError(
-            f"reward_guard would compare {compared} validation videos that its judge can judge{example}, but needs at "
+            f"The guard would compare {compared} validation videos that its judge can judge{example}, but needs at "
             f"least {_FEWEST_COMPARED}, better 32, to tell a fall from chance: add prompts to valid_video_csv, or "
             "raise validation_num_videos."
         )
@@ -230,6 +231,14 @@ def _contradictions(cfg: Config) -> Iterator[str]:
             yield str(error)
         if not cfg.validation.validation_interval:
             yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
+    validation, watched = cfg.validation, reward.drift_guard
+    if unknown := {name: share for name, share in watched.items() if name not in LOOKS or not 0 < share <= 1}:
+        yield f"drift_guard takes shares in (0, 1] of the spreads of {', '.join(LOOKS)}; received {unknown}"
+    if watched and not (validation.validate_at_step0 and validation.validation_interval):
+        yield (
+            "drift_guard compares validation videos with those before training: set validate_at_step0 true and a "
+            f"validation_interval; received {validation.validate_at_step0} and {validation.validation_interval}"
+        )
     model, path = cfg.model, cfg.model.pretrained_lora_path
     joined = any("proj_out" in (name, modules_of_original(name)) for name in model.lora_target_modules)
     if model.use_lora and cfg.parallel.sp_size > 1 and joined:

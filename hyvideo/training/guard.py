@@ -1,4 +1,4 @@
-"""Watch a run: is its replay exact, may its reward be exploited, and does a judge that is not trained on fall?"""
+"""Watch a run: is its replay exact, may its reward be exploited, does a judge fall, and do videos become alike?"""
 
 import math
 from collections import deque
@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from hyvideo.config.schema import Config
+from hyvideo.evaluation.drift import Drift
 
 Action = Literal["warn", "stop", "rollback"]
 
@@ -121,6 +122,18 @@ class RewardGuard:
         self.looks = [
             Look(int(look["step"]), look["key"], _nans(look["reward"]), _nans(look["judge"])) for look in facts["looks"]
         ]
+
+
+def fallen_spreads(drifted: Drift, shares: Mapping[str, float]) -> list[str]:
+    """Say which spreads over the prompts clearly fell, and below their shares (`drift_guard`), by look."""
+    spreads = {look: drifted.changes[look].spread for look in shares}
+    return [
+        f"drift_guard: the spread of {look} over {drifted.num_prompts} prompts is {1 + spread.mean:.2f} of what it was "
+        f"before training, less than {shares[look]:g}: videos become alike, and the policy may be exploiting flaws of "
+        "the reward."
+        for look, spread in spreads.items()
+        if spread.high < 0 and 1 + spread.mean < shares[look]
+    ]
 
 
 def probability_of_no_fall(differences: np.ndarray) -> float:

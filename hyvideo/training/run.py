@@ -6,10 +6,12 @@ import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+
+from pydantic_core import to_json
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -19,9 +21,11 @@ from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
 from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
-from hyvideo.data.files import LOCK
+from hyvideo.data.files import LOCK, replace_synced
 from hyvideo.distributed.collectives import broadcast_from_main, gather
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.drift import DRIFT, Drift, drift_of
+from hyvideo.evaluation.paired import pairs_of
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
@@ -29,11 +33,11 @@ from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, append_scores, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile
-from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
+from hyvideo.observability.scored_videos import SCORES, read_scored_videos, scored_steps
 from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
 from hyvideo.training.collect import Rounds, Validation, collect, gain_over, save_samples
-from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch
+from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch, fallen_spreads
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 
@@ -198,6 +202,7 @@ class Run:
 
     Attributes:
         base: the model that training began with, where `base_interval` asks to compare with it.
+        drifted: the newest validation's update, and how its videos differ from those before training.
     """
 
     config: Config
@@ -217,6 +222,7 @@ class Run:
         self._stop, self._stopped_by = StopSignal(), None
         self._saved_at: int | None = None
         self._first_step, self._compared = self.state.step, {}
+        self.drifted: tuple[int, Drift] | None = None
 
     def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.
@@ -235,6 +241,9 @@ class Run:
                 for metrics in algorithm.updates(trajectory):
                     self.log(trajectory, metrics)
                 self.end_round(trajectory)
+        if self.drifted:
+            step, drifted = self.drifted
+            self.journal.console.info(f"what changed until update {step}, over {drifted.num_pairs} videos: {drifted}")
         self.journal.finish()
         return self._stopped_by if self.state.step < self.config.run.max_steps else None
 
@@ -254,6 +263,11 @@ class Run:
             journal.tell_validation(0, means["valid/reward"])
             if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 journal.metrics.trackers.log(0, means)
+        if self.validation and not (self.folder.samples / "step_0" / SCORES).is_file():
+            journal.console.info(
+                "What training changes besides the reward is not measured, for lack of validation videos from before it "
+                "(validate_at_step0)."
+            )
         per_round = self._updates_per_round  # the round that reaches max_steps is made whole
         journal.console.start_progress(state.step, -(-self.config.run.max_steps // per_round) * per_round)
         with self._stop.listening(), journal.watchdog, garbage_collected_on_request():
@@ -448,11 +462,33 @@ class Run:
             validated = self.validation(folder, self.state.step)
         if (metrics := self.journal.metrics) and metrics.trackers:
             metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:TRACKED_VIDEOS])
-        return validated
+        means, look = validated
+        if drifted := broadcast_from_main(lambda: self._drift(folder)):
+            self.drifted = self.state.step, drifted
+            means |= drifted.metrics()
+        return means, look
+
+    def _drift(self, folder: Path) -> Drift | None:
+        """Compare this step's validation videos with those before training, and write `drift.json`."""
+        first = self.folder.samples / "step_0"
+        if folder == first or not (first / SCORES).is_file():
+            return None
+        drifted = drift_of(pairs_of(read_scored_videos(first), read_scored_videos(folder)))
+        if drifted:
+            facts = {"updates": self.state.step} | asdict(drifted)
+            replace_synced(self.folder.path / DRIFT, to_json(facts, indent=1, inf_nan_mode="constants") + b"\n")
+        return drifted
 
     def _guard(self, look: Look | None) -> Action | None:
-        """Let the guard look at a validation: keep the best checkpoint, act on an alarm, return what was done."""
-        guard = self.state.guard
+        """Let the guards look at a validation: keep the best checkpoint, act on an alarm, return what was done."""
+        guard, reward = self.state.guard, self.config.reward
+        step, drifted = self.drifted or (None, None)
+        if step == self.state.step and (fallen := fallen_spreads(drifted, reward.drift_guard)):
+            for told in fallen:
+                self.journal.console.main_warning(told)
+            if reward.reward_guard_action != "warn":
+                self.journal.console.info("stopped by drift_guard")
+                return "stop"
         if guard is None or look is None:
             return None
         alarm = guard.observe(look)

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hyvideo.data.files import replace_synced
-from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, Pair, PairedComparison, paired_gain
+from hyvideo.evaluation.intervals import Interval
+from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, PairedComparison, paired_gain, pairs_of
 from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
 from scripts.reports.run_record import RunRecord
 from scripts.reports.words import fixed, signed
@@ -67,7 +68,7 @@ def improvement(run: RunRecord, *, held_out: bool = True) -> PairedComparison | 
     if there and (measured := read_held_out(run.folder)).updates == run.num_updates:
         folders = [run.folder / name for name in HELD_OUT_VIDEOS]
         there = all((folder / SCORES).is_file() for folder in folders)
-        return replace(measured.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
+        return replace(measured.comparison, pairs=pairs_of(*map(read_scored_videos, folders)) if there else ())
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"validation after update {first}" if first else "validation before training"
@@ -113,18 +114,11 @@ def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
     return _compare(first, second, reference.name, run.name)
 
 
-def _pairs(before: Sequence[ScoredVideo], after: Sequence[ScoredVideo]) -> tuple[Pair, ...]:
-    """Pair videos by number, prompt, and how they were sampled and scored."""
-    earlier = {(video.path.name, video.prompt, video.how): video for video in before}
-    keys = [(video.path.name, video.prompt, video.how) for video in after]
-    return tuple((earlier[key], video) for key, video in zip(keys, after, strict=True) if key in earlier)
-
-
 def _compare(
     before: Sequence[ScoredVideo], after: Sequence[ScoredVideo], before_name: str, after_name: str
 ) -> PairedComparison | None:
     """Measure the gain of every score that both sides have; None without one of the reward."""
-    pairs = _pairs(before, after)
+    pairs = pairs_of(before, after)
     names = dict.fromkeys(name for first, second in pairs for name in first.scores if name in second.scores)
     gains = {}
     for name in sorted(names, key=lambda name: name != "reward"):
@@ -143,10 +137,10 @@ class Verdict:
     detail: str
 
 
-def common_range(gains: Collection[Gain]) -> tuple[float, float]:
-    """Shared axis range of stacked interval plots in base std: covers all intervals and 0, plus a margin."""
-    low = min([0.0, *(gain.relative.low for gain in gains)])
-    high = max([0.0, *(gain.relative.high for gain in gains)])
+def common_range(intervals: Collection[Interval]) -> tuple[float, float]:
+    """Shared axis range of stacked interval plots: covers all intervals and 0, plus a margin."""
+    low = min([0.0, *(interval.low for interval in intervals)])
+    high = max([0.0, *(interval.high for interval in intervals)])
     margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import SETTINGS, value_of
+from hyvideo.evaluation.drift import LOOKS, drift_of
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
@@ -90,7 +91,7 @@ def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown]
         "until": until,
         "rows": [*zip(runs, gains, [None, *others], map(_facts, cut), differences, strict=True)],
         "verdict": verdict_of_runs({run.name: run.num_updates for run in runs}, gains, common),
-        "scale": common_range([found.gains["reward"] for found in (*gains, *others) if found]),
+        "scale": common_range([found.gains["reward"].relative for found in (*gains, *others) if found]),
         "run_legend": [(run.name, *line_style(number)) for number, run in enumerate(runs)],
         "strips": _strips(path, [(run.name, run.samples[common]) for run in runs if common in run.samples], embed),
     }
@@ -108,15 +109,24 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     columns = [(f"update {step}" if step else "before training", run.samples[step]) for step in shown]
     ends = [float(part.mean()) if len(part) else math.nan for part in (rewards[:tenth], rewards[-tenth:])]
     film = run.folder / BEFORE_AFTER
+    drifted = drift_of(gain.pairs) if gain else None
+    rewards = [[pair[side].reward for pair in gain.pairs] for side in (0, 1)] if gain else [[], []]
+    most = (
+        dict(zip(("most changed", "second most", "third most"), drifted.most_changed, strict=False)) if drifted else {}
+    )
     return {
         "run": run,
         "state": f"{run.num_updates} of {total} updates, {'not ' if run.num_updates < total else ''}finished",
         "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends, _next_validation(run)),
         "gain": gain,
-        "scale": common_range(gain.gains.values() if gain else []),
+        "scale": common_range([each.relative for each in gain.gains.values()] if gain else []),
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
-        "shown_pairs": _shown_pairs(path, gain, embed) if gain else [],
+        "shown_pairs": _shown_pairs(path, gain, worst_median_best(*rewards), embed) if gain else [],
+        "drift": drifted,
+        "looks": LOOKS,
+        "drift_scale": common_range([change.shift for change in drifted.changes.values()] if drifted else []),
+        "changed_pairs": _shown_pairs(path, gain, most, embed) if drifted else [],
         "film": relative_url(film, path) if film.is_file() else "",
         "strips": _strips(path, columns, embed),
         "moments": steps,
@@ -124,15 +134,14 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     }
 
 
-def _shown_pairs(path: Path, gain: PairedComparison, embed: bool) -> list[Shown]:
-    """Pick the pairs of the worst, the median and the best gain, which is in base std, or in the reward's own unit."""
-    before, after = ([pair[side].reward for pair in gain.pairs] for side in (0, 1))
+def _shown_pairs(path: Path, gain: PairedComparison, places: Mapping[str, int], embed: bool) -> list[Shown]:
+    """Show pairs by their places, each with its gain in base std, or in the reward's own unit."""
     unit = gain.gains["reward"].base_std
     shown = []
-    for place, number in worst_median_best(before, after).items():
-        relative = (after[number] - before[number]) / (unit if math.isfinite(unit) else 1.0)
-        pair = zip(("before", "after"), gain.pairs[number], strict=True)
-        videos = [place_video(video, path, embed=embed, label=label) for label, video in pair]
+    for place, number in places.items():
+        before, after = gain.pairs[number]
+        relative = (after.reward - before.reward) / (unit if math.isfinite(unit) else 1.0)
+        videos = [place_video(v, path, embed=embed, label=label) for label, v in (("before", before), ("after", after))]
         shown.append({"place": place, "gain": relative, "videos": videos})
     return shown
 

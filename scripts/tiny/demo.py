@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from pydantic_core import to_json
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
@@ -23,6 +23,7 @@ from hyvideo.config.schema import GrpoConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import process_group
+from hyvideo.evaluation.drift import DRIFT
 from hyvideo.training.build import open_run
 from hyvideo.training.collect import Sampled, save_samples
 from hyvideo.training.run import Run
@@ -35,11 +36,10 @@ from scripts.reports.improvement import (
 )
 from scripts.reports.pictures import BEFORE_AFTER, plot_reward_curve, side_by_side
 from scripts.reports.report import report_runs
-from scripts.reports.run_record import EXPLOITED
-from scripts.tiny.comparison import gains, held_out_prompts
-from scripts.tiny.drift import DRIFT, appearance, drift
+from scripts.tiny.comparison import gains, held_out_prompts, kept, tiny_looks
 
 NUM_HELD_OUT = 128
+NUM_PROMPTS = 64
 NUM_SHOWN = 8
 MAX_RANKS = 4
 
@@ -87,46 +87,18 @@ def _start(argv: list[str], grpo: GrpoConfig) -> int:
 def _train_and_compare(training: Run) -> None:
     """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
-    prompts = held_out_prompts(training.config, NUM_HELD_OUT)
-    training.journal.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
+    prompts = held_out_prompts(training.config, NUM_HELD_OUT, slice(NUM_PROMPTS))
+    training.journal.console.info(f"sampling {NUM_HELD_OUT} videos of held-out prompts with the base model ...")
     before = training.validation.sample(prompts)
     training.train()
     training.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.validation.sample(prompts)
-    _save_pairs(training, before, after, prompts)
-    drifted = drift(*(looks(sampled, prompts) for sampled in (before, after)))
-    if training.mesh.is_main:
-        if drifted.collapsed:
-            training.journal.console.main_warning(
-                f"Backgrounds became alike, so the policy may be exploiting {EXPLOITED}: {drifted}"
-            )
-        _write(training, before, after, prompts)
-        (training.folder.path / DRIFT).write_bytes(to_json(drifted, indent=1, inf_nan_mode="constants"))
-        hits = drifted.changes["hits"].gain
-        training.journal.console.info(
-            f"videos with the right shape in its full colour: {hits.before:.0%} before, {hits.after:.0%} after\n"
-            f"what the reward does not see: {drifted}"
-        )
-        training.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
-    training.journal.console.close()
-
-
-def report(folder: Path) -> None:
-    """Write `report.html` into a run folder."""
-    report_runs([folder], folder / "report.html")
-
-
-def looks(sampled: Sampled, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-    """Return the `appearance` of the videos of all ranks, by prompt; every rank must call it."""
-    own = appearance(sampled.videos, [prompts[number].text for number in sampled.numbers])
-    numbers = torch.cat(gather(torch.tensor(list(sampled.numbers))))
-    return {name: torch.cat(gather(look))[numbers.argsort()] for name, look in own.items()}
-
-
-def _save_pairs(training: Run, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
-    """Write all scores for the report, and the videos of the pairs that it shows; every rank writes its own."""
-    shown = worst_median_best(before.scores.total, after.scores.total).values()
-    for name, sampled in zip(HELD_OUT_VIDEOS, (before, after), strict=True):
+    own = [tiny_looks(sampled.videos, [prompts[number] for number in sampled.numbers]) for sampled in (before, after)]
+    numbers = torch.cat(gather(torch.tensor(list(before.numbers)))).argsort()
+    looks = [{name: torch.cat(gather(values))[numbers] for name, values in of_side.items()} for of_side in own]
+    found = kept(*looks, prompts)
+    shown = {*worst_median_best(before.scores.total, after.scores.total).values(), *found.drift.most_changed}
+    for name, sampled, of_side in zip(HELD_OUT_VIDEOS, (before, after), own, strict=True):
         save_samples(
             training.folder.path / name,
             sampled.videos,
@@ -136,8 +108,21 @@ def _save_pairs(training: Run, before: Sampled, after: Sampled, prompts: Sequenc
             numbers=sampled.numbers,
             mesh=training.mesh,
             how=training.validation.how(),
+            looks=of_side,
             shown=shown,
         )
+    if training.mesh.is_main:
+        facts = {"updates": training.state.step} | asdict(found.drift)
+        (training.folder.path / DRIFT).write_bytes(to_json(facts, indent=1, inf_nan_mode="constants"))
+        _write(training, before, after, prompts)
+        training.journal.console.info(str(found))
+        training.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
+    training.journal.console.close()
+
+
+def report(folder: Path) -> None:
+    """Write `report.html` into a run folder."""
+    report_runs([folder], folder / "report.html")
 
 
 def _write(training: Run, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:

@@ -4,9 +4,9 @@ Example: `python -m scripts.tiny.prove_learning --output_dir outputs/proof`
 
 Every seed trains the tiny model twice as `make demo` does: with the true reward, and with the rewards of a round
 shuffled among its videos, which keeps everything but the link between a video and its score. It compares videos of
-prompts that the demo's settings were not tuned on, and what the reward hardly sees: colours, backgrounds and fine
-patterns. Finished runs are kept: started again, the command continues where it stopped. Two commands with one of the
-`--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
+prompts that the demo's settings were not tuned on, and what the reward hardly sees. Finished runs are kept: started
+again, the command continues where it stopped. Two commands with one of the `--kinds` each use two cores better than
+one command. Unknown flags are passed to the runs.
 """
 
 import sys
@@ -31,13 +31,12 @@ from hyvideo.training.build import open_run
 from hyvideo.training.collect import Sampled
 from hyvideo.training.run import Run
 from scripts.reports.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
-from scripts.tiny.comparison import gains, held_out_prompts
-from scripts.tiny.drift import DRIFT, LEVELS, Drift, appearance, drift
+from scripts.tiny.comparison import TUNED_ON, Kept, gains, held_out_prompts, kept, tiny_looks
 
 KINDS = ("true", "shuffled")
 SETTINGS = ("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0", "--base_interval", "0")
-TUNED_ON = 128
-"""Held-out prompts that the demo's settings were chosen by: the first ones."""
+KEPT = "kept.json"
+"""File of a run's folder that says what its training kept."""
 
 
 class ShuffledReward:
@@ -78,10 +77,10 @@ def main(argv: list[str]) -> int:
                 folder = arguments.output_dir / f"{kind}-{seed}"
                 if not (folder / HELD_OUT).is_file():
                     _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
-                gains, drifted = _found(folder)
-                for name, gain in {**gains, **drifted.changes}.items():  # the interval is over the held-out videos
+                gains, kept_there = _found(folder)
+                for name, gain in gains.items():  # the interval is over the held-out videos
                     print(f"{folder.name:17s} {name:10s} {gain}", flush=True)
-                print(f"{folder.name:17s} {drifted}", flush=True)
+                print(f"{folder.name:17s} " + str(kept_there).replace("\n", f"\n{folder.name:17s} "), flush=True)
         for kind in arguments.kinds:
             _print_mean([arguments.output_dir / f"{kind}-{seed}" for seed in arguments.seeds], kind)
     except (ValueError, OSError) as error:
@@ -97,15 +96,14 @@ def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: in
     if shuffled:
         training.reward = ShuffledReward(training.reward, seed)
         training.reward.calls = training.rounds.sampler.round
-    prompts = held_out_prompts(training.config, num_held_out, first=TUNED_ON)
-    texts = [prompt.text for prompt in prompts]
+    prompts = held_out_prompts(training.config, num_held_out, slice(TUNED_ON, None))
     before = _base(training, prompts, folder)
     training.train()
     if training.state.step < training.config.run.max_steps:
         sys.exit("stopped; start the same command again to go on")
     after = training.validation.sample(prompts)
-    looks = [appearance(sampled.videos, texts) for sampled in (before, after)]
-    (folder / DRIFT).write_bytes(to_json(drift(*looks), indent=1, inf_nan_mode="constants"))
+    looks = [tiny_looks(sampled.videos, prompts) for sampled in (before, after)]
+    (folder / KEPT).write_bytes(to_json(kept(*looks, prompts), indent=1, inf_nan_mode="constants"))
     write_held_out(folder, HeldOutGains(training.state.step, gains(before.scores, after.scores)))
     training.journal.console.close()
 
@@ -129,26 +127,23 @@ def _base(training: Run, prompts: list[Prompt], folder: Path) -> Sampled:
     return Sampled(range(len(prompts)), content["videos"], Scores(**content["scores"]))
 
 
-def _found(folder: Path) -> tuple[dict[str, Gain], Drift]:
-    """Read a finished run's gains and its drift."""
-    return read_held_out(folder).gains, TypeAdapter(Drift).validate_json((folder / DRIFT).read_bytes())
+def _found(folder: Path) -> tuple[dict[str, Gain], Kept]:
+    """Read a finished run's gains and what it kept."""
+    return read_held_out(folder).gains, TypeAdapter(Kept).validate_json((folder / KEPT).read_bytes())
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:
     """Print one line per number: the mean over runs and its interval over them, which is what training is good for."""
     found, runs = [_found(folder) for folder in folders], f"{kind}, {len(folders)} seeds"
-    paired = [gains | {name: change.gain for name, change in drifted.changes.items()} for gains, drifted in found]
-    for name in paired[0]:
-        interval = seed_interval([gains[name].mean for gains in paired])
-        share = sum(gains[name].in_base_std for gains in paired) / len(paired)
-        print(f"{runs:17s} {name:10s} {interval}, {share:+.2f} base std", flush=True)
-    for name in found[0][1].changes:
-        moved = seed_interval([drifted.changes[name].moved for _, drifted in found])
-        spread = [seed_interval(values) for values in zip(*(d.changes[name].spread for _, d in found), strict=True)]
-        print(f"{runs:17s} {name:10s} moved {moved}, spread {spread[0]} to {spread[1]}", flush=True)
-    for name in LEVELS:
-        shares = [seed_interval(values) for values in zip(*(d.backgrounds[name] for _, d in found), strict=True)]
-        print(f"{runs:17s} {name:10s} backgrounds {shares[0]} to {shares[1]}", flush=True)
+    for name in found[0][0]:
+        of_runs = [gains[name] for gains, _ in found]
+        share = sum(gain.in_base_std for gain in of_runs) / len(found)
+        print(f"{runs:17s} {name:10s} {seed_interval([g.mean for g in of_runs])}, {share:+.2f} base std", flush=True)
+    numbers = [
+        {"hits before": k.hits[0], "hits after": k.hits[1], "moved": k.moved, **k.drift.metrics()} for _, k in found
+    ]
+    for name in numbers[0]:
+        print(f"{runs:17s} {name:24s} {seed_interval([of_run[name] for of_run in numbers])}", flush=True)
 
 
 if __name__ == "__main__":

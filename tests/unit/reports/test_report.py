@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hyvideo.evaluation.drift import LOOKS
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.guard import RewardWatch
 from scripts.reports.pictures import plot_reward_curve
@@ -35,6 +36,37 @@ def read(path):
     reader = Reader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader
+
+
+def add_looks(folder, levels):
+    """Note looks in a folder of videos: all of one level, of each video its own."""
+    lines = (folder / "scores.jsonl").read_text().splitlines()
+    rows = [
+        json.loads(line) | {"looks": dict.fromkeys(LOOKS, level)} for line, level in zip(lines, levels, strict=True)
+    ]
+    (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("siblings", [False, True])
+def test_a_report_shows_what_else_changed_and_the_pairs_that_changed_most(tmp_path, siblings):
+    prompts = PROMPTS[:4] * 2 if siblings else PROMPTS
+    run = write_run(tmp_path / "run", samples={0: 0.0, 30: 0.5}, prompts=prompts)
+    without = read(report_runs([run], run / "report.html"))
+    levels = np.linspace(0.2, 0.9, 8)
+    add_looks(run / "samples" / "step_0", levels)
+    add_looks(run / "samples" / "step_30", 0.5 + 0.1 * (levels - 0.5))
+    page = read(report_runs([run], run / "report.html"))
+    words = " ".join(" ".join(page.words).split())
+    assert "spread -90 %" in words and "Most changed gain" in words and "flicker" in words
+    assert ("Spread among siblings" in words) == siblings
+    assert "What else changed" not in " ".join(without.words)
+    sources = [
+        [value for tag, name, value in one.attributes if (tag, name) == ("video", "src")] for one in (page, without)
+    ]
+    added = list(sources[0])
+    for link in sources[1]:
+        added.remove(link)
+    assert len(added) == 6 and {"samples/step_0/007.mp4", "samples/step_30/007.mp4"} <= set(added)
 
 
 def test_a_report_refers_to_nothing_but_its_videos_and_an_embedded_one_to_nothing(tmp_path):

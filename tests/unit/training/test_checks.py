@@ -114,6 +114,18 @@ def test_a_zero_that_would_divide_is_reported_as_a_number_out_of_range(base):
     assert len(lines) == 4 and all("must lie in" in line for line in lines)
 
 
+def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, tiny_root, tmp_path):
+    assert any("drift_guard takes shares in (0, 1]" in line for line in problems([*base, "--drift_guard", "bordr=0.5"]))
+    line = next(line for line in problems([*base, "--drift_guard", "border=1.5"]) if "drift_guard takes" in line)
+    assert "received {'border': 1.5}" in line and "motion_x" in line
+    needed = ["--validate_at_step0", "true", "--validation_interval", "5"]
+    assert any("set validate_at_step0 true" in line for line in problems([*base, "--drift_guard", "border=0.5"]))
+    assert problems([*base, *needed, "--drift_guard", "border=0.5", "motion=0.2"]) == []
+    argv = arguments(tiny_root, write_prompts(tmp_path / "prompts.csv"), tmp_path / "out", validation_interval=5)
+    with pytest.raises(ValueError, match="would compare 2 validation videos"):
+        read_inputs(load_config([*argv, *needed[:2], "--drift_guard", "border=0.5"]))
+
+
 DRIFTED = ["--infer_flow_shift_video", "9", "--grpo_sampling_steps", "50", "--sde_window", "first"]
 """At this shift the first step of sage_grpo lies wholly above its clamp, and 49 of 50 steps draw noise."""
 

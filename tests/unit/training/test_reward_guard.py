@@ -116,6 +116,25 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
     assert honest.train() is None and len(rows_of(honest.folder.path)) == 4
 
 
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_spread_that_falls_below_its_share_of_the_base_stops_the_run_or_warns_without_any_judge(guarded, action):
+    settings = {"reward_guard": None, "drift_guard": ["border=0.5", "motion=0.1"], "reward_guard_action": action}
+    training = guarded("alike", **settings, max_steps=1)
+    assert training.train() is None  # in one update nothing falls so far
+    base = training.folder.samples / "step_0" / "scores.jsonl"
+    rows = [json.loads(line) for line in base.read_text().splitlines()]
+    for number, row in enumerate(rows):  # as if the base's borders had differed far more
+        row["looks"]["border"] = 0.9 * (number % 2)
+    base.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    training.journal.metrics.close()
+    training = guarded("alike", **settings, max_steps=3, resume_from_checkpoint="latest")
+    assert training.train() == (None if action == "warn" else "reward_guard")
+    assert len(rows_of(training.folder.path)) == (3 if action == "warn" else 2)
+    record = read_run(training.folder.path)
+    assert "drift_guard: the spread of border over 8 prompts is 0." in record.exploited
+    assert not any("motion" in warning for warning in record.warnings)
+
+
 def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded):
     training = guarded("warned", reward_guard_action="warn", max_steps=5)
     assert training.train() is None

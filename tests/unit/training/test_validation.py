@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hyvideo.data.videos import video_length
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.evaluation.drift import DRIFT, LOOKS, drift_of
+from hyvideo.evaluation.paired import pairs_of
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
+from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.collect import save_samples
 from tests.support.rewards import grey_videos
 
@@ -54,6 +58,28 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert f" valid at 0: reward {start:+.2f}\n" in log
     assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
     assert log.count(" step ") == 2 and " command: python" in log
+
+
+def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was_validated(make_training):
+    measured, without = (
+        make_training(max_steps=2, validation_interval=1, validation_num_videos=4, validate_at_step0=at_start)
+        for at_start in (True, False)
+    )
+    for training in (measured, without):
+        training.train()
+    folder = measured.folder.path
+    rows, facts = read_metrics(folder / "metrics.jsonl"), json.loads((folder / DRIFT).read_text())
+    pairs = pairs_of(*(read_scored_videos(folder / "samples" / f"step_{step}") for step in (0, 2)))
+    expected = drift_of(pairs)
+    assert facts == json.loads(json.dumps({"updates": 2} | asdict(expected))) and set(facts["changes"]) == set(LOOKS)
+    names = {f"drift/{look}{ending}" for look in LOOKS for ending in ("", "_spread")}
+    for row in rows:
+        assert {name for name in row if name.startswith("drift/")} == names
+    assert rows[1]["drift/contrast"] == expected.changes["contrast"].shift.mean != rows[0]["drift/contrast"]
+    assert f"what changed until update 2, over 4 videos: {expected}" in (folder / "console.log").read_text()
+    folder = without.folder.path
+    assert not (folder / DRIFT).exists() and "drift/" not in (folder / "metrics.jsonl").read_text()
+    assert (folder / "console.log").read_text().count("(validate_at_step0)") == 1
 
 
 def test_rollout_videos_of_one_round_per_save_are_kept(make_training):

@@ -1,0 +1,257 @@
+"""What training changed in videos besides their reward: their looks, and how alike they became, pair by pair.
+
+The looks are measured from the frames, without any network. Videos of the same prompts and seeds are compared before
+and after training, as the reward is, so that a loss shows which the reward does not measure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from hyvideo.evaluation.intervals import Interval, seed_interval
+from hyvideo.evaluation.paired import Pair
+
+DRIFT = "drift.json"
+"""File of a run folder: the newest `Drift` since training began, and after which update."""
+
+LOOKS = {
+    "brightness": "mean luminance",
+    "contrast": "spread of luminance within a frame",
+    "saturation": "mean difference of a pixel's largest and smallest channel",
+    "hue_spread": "how many hues share a frame: 0 for one, 1 for all equally",
+    "sharpness": "mean absolute Laplacian of luminance",
+    "motion": "mean absolute difference of successive frames",
+    "motion_x": "mean motion to the right, in frame widths per frame",
+    "motion_y": "mean motion downwards, in frame widths per frame",
+    "flicker": "mean absolute second difference in time of a frame's luminance",
+    "border": "median luminance of the outermost sixteenth of the frame: the background",
+}
+"""Look -> what is measured, of luminance and channels in [0, 1]."""
+
+ALPHA = 0.05
+"""Largest probability that any interval of a comparison misses its value."""
+
+FLOOR = 1e-4
+"""Standard deviation below which a look does not vary: a fortieth of a grey level."""
+
+NEGLIGIBLE = 0.2
+"""Change that is not named: a fifth of the base's standard deviation, or of a spread."""
+
+_STILLS, _SIDE = 8, 64  # frames for what needs all their pixels, and shorter side for what needs all frames
+
+
+def looks_of(videos: Tensor) -> dict[str, Tensor]:
+    """Measure LOOKS of uint8 videos `[B, F, H, W, 3]`: name -> float32 `[B]`, on the CPU.
+
+    Colours and sharpness are of 8 frames spread over a video, motion and flicker of all, which are made smaller.
+    """
+    rows = [_looks(video) for video in videos]
+    return {name: torch.tensor([row[name] for row in rows], dtype=torch.float32) for name in LOOKS}
+
+
+def _looks(video: Tensor) -> dict[str, float]:
+    """Measure one video `[F, H, W, 3]`."""
+    frames, height, width, _ = video.shape
+    chosen = torch.linspace(0, frames - 1, min(_STILLS, frames)).round().long()
+    stills = video[chosen.to(video.device)].cpu().float() / 255
+    luma = _luminance(stills)
+    chroma = stills.amax(-1) - stills.amin(-1)
+    red, green, blue = stills.unbind(-1)
+    hue = torch.stack([red - (green + blue) / 2, math.sqrt(0.75) * (green - blue)], -1)  # its angle, times chroma
+    strength = hue.norm(dim=-1).mean((1, 2))
+    inner = luma[:, 1:-1, 1:-1]
+    around = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
+    rim = max(1, min(height, width) // 16)
+    border = [luma[:, :rim], luma[:, -rim:], luma[:, :, :rim], luma[:, :, -rim:]]
+    every = max(1, min(height, width) // (2 * _SIDE))
+    small = _luminance(video[:, ::every, ::every].cpu().float() / 255)
+    shrink = max(1.0, min(small.shape[1:]) / _SIDE)
+    small = adaptive_avg_pool2d(small[:, None], [max(1, round(side / shrink)) for side in small.shape[1:]])[:, 0]
+    means = small.mean((1, 2))
+    motion_x, motion_y = _motion(small)
+    return {
+        "brightness": float(luma.mean()),
+        "contrast": float(luma.flatten(1).std(1, correction=0).mean()),
+        "saturation": float(chroma.mean()),
+        "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.02)).mean()),
+        "sharpness": float((4 * inner - around).abs().mean()) if inner.numel() else 0.0,
+        "motion": float(small.diff(dim=0).abs().mean()) if frames > 1 else 0.0,
+        "motion_x": motion_x,
+        "motion_y": motion_y,
+        "flicker": float(means.diff(n=2).abs().mean()) if frames > 2 else 0.0,
+        "border": float(torch.cat([part.flatten() for part in border]).median()),
+    }
+
+
+def _luminance(pixels: Tensor) -> Tensor:
+    """Luminance (Rec. 709) of `[..., 3]`."""
+    return pixels @ torch.tensor([0.2126, 0.7152, 0.0722])
+
+
+def _motion(frames: Tensor) -> tuple[float, float]:
+    """Mean displacement (x, y) between successive frames `[F, h, w]` in widths: least squares of the optical flow.
+
+    One displacement explains a pair of frames by their gradients (Lucas and Kanade 1981), so a moving object counts as
+    far as it has contours.
+    """
+    if len(frames) < 2:
+        return 0.0, 0.0
+    middle, change = (frames[1:] + frames[:-1]) / 2, frames.diff(dim=0)
+    y, x = (gradient.flatten(1) for gradient in torch.gradient(middle, dim=(1, 2)))
+    change = change.flatten(1)
+    xx, yy, xy = ((a * b).mean(1) + ridge for a, b, ridge in ((x, x, 1e-6), (y, y, 1e-6), (x, y, 0.0)))
+    of_x, of_y, area = -(x * change).mean(1), -(y * change).mean(1), xx * yy - xy * xy
+    width = frames.shape[2]
+    return float(((yy * of_x - xy * of_y) / area).mean() / width), float(
+        ((xx * of_y - xy * of_x) / area).mean() / width
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one look changed between two sets of videos of the same prompts and seeds, with corrected intervals.
+
+    Attributes:
+        before, after: means over the videos.
+        shift: mean paired change, in standard deviations of the first set's videos.
+        spread: relative change of the standard deviation over prompts: -0.5 where half of it is gone (collapse).
+        siblings: relative change of the standard deviation within prompts; None where no prompt has two videos.
+    """
+
+    before: float
+    after: float
+    shift: Interval
+    spread: Interval
+    siblings: Interval | None = None
+
+    def parts(self) -> dict[str, Interval]:
+        """What may have changed, by its name's ending: ``""``, ``"_spread"`` and, with siblings, ``"_siblings"``."""
+        parts = {"": self.shift, "_spread": self.spread, "_siblings": self.siblings}
+        return {ending: part for ending, part in parts.items() if part}
+
+    def clear(self) -> dict[str, float]:
+        """Return the size of those of `parts` whose whole interval is larger than NEGLIGIBLE.
+
+        That of a spread is the share of the larger one that the smaller one lacks, so doubled is as much as halved.
+        """
+        sizes = {}
+        for ending, part in self.parts().items():
+            if max(part.low, -part.high) > NEGLIGIBLE:
+                sizes[ending] = abs(part.mean) / (1 + max(part.mean, 0.0)) if ending else abs(part.mean)
+        return sizes
+
+    def in_words(self, name: str) -> str:
+        """Say what changed clearly, such as `border's spread -55 %`; empty if nothing did."""
+        nouns = {"": "{} {:+.2f} base std", "_spread": "{}'s spread {:+.0%}", "_siblings": "{} among siblings {:+.0%}"}
+        parts = {ending: nouns[ending].format(name, self.parts()[ending].mean) for ending in self.clear()}
+        return ", ".join(parts.values()).replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How two sets of videos differ in all LOOKS, the largest clear change first.
+
+    Attributes:
+        changes: by look. All their intervals together miss a value with a probability of at most ALPHA (Bonferroni).
+        most_changed: numbers of the three pairs whose looks moved farthest, each look in the first set's
+            standard deviations.
+        num_pairs, num_prompts: pairs of videos, and their prompts.
+    """
+
+    changes: dict[str, Change]
+    most_changed: tuple[int, ...]
+    num_pairs: int
+    num_prompts: int
+
+    def __str__(self) -> str:
+        said = [words for name, change in self.changes.items() if (words := change.in_words(name))]
+        return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "") or "no look changed much"
+
+    @property
+    def siblings(self) -> bool:
+        """Whether a prompt has more than one video."""
+        return self.num_prompts < self.num_pairs
+
+    def metrics(self) -> dict[str, float]:
+        """Return `drift/LOOK`, `drift/LOOK_spread` and, where prompts have siblings, `drift/LOOK_siblings`."""
+        every = (
+            (look, ending, part) for look, change in self.changes.items() for ending, part in change.parts().items()
+        )
+        return {f"drift/{look}{ending}": part.mean for look, ending, part in every}
+
+
+def drift_of(pairs: Sequence[Pair]) -> Drift | None:
+    """Compare pairs of videos whose looks were measured; None where not all were, or there are fewer than 3 prompts."""
+    sides = list(zip(*pairs, strict=True))
+    if len({video.prompt for video in sides[0]} if sides else ()) < 3:
+        return None
+    values = [{name: [video.looks.get(name, math.nan) for video in side] for name in LOOKS} for side in sides]
+    if not np.isfinite([list(of_side.values()) for of_side in values]).all():
+        return None
+    return drift(*values, [video.prompt for video in sides[0]])
+
+
+def drift(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], prompts: Sequence[str]) -> Drift:
+    """Compare what `looks_of` measured of N videos before and after training, pair by pair.
+
+    Intervals are over the P prompts, because videos of one prompt are not independent. Those of spreads are of Miller's
+    jackknife of their logarithm (1974), which needs no normal values.
+
+    `before` and `after` have N values of each look, and `prompts` N texts: the pairs of one prompt are siblings. Fewer
+    than 3 prompts are a ValueError.
+    """
+    _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
+    counts = np.bincount(prompt)
+    if len(counts) < 3:
+        raise ValueError(f"Drift needs videos of at least 3 prompts, received {len(counts)}.")
+    siblings = counts.max() > 1
+    level = 1 - ALPHA / (len(LOOKS) * (3 if siblings else 2))
+    changes, moved = {}, np.zeros(len(prompt))
+    for name in LOOKS:
+        old, new = (np.asarray(of[name], dtype=np.float64) for of in (before, after))
+        unit = max(float(old.std(ddof=1)), FLOOR)
+        moved += ((new - old) / unit) ** 2
+        means = [np.bincount(prompt, weights=values) / counts for values in (old, new)]
+        inner = [
+            np.bincount(prompt, weights=(values - mean[prompt]) ** 2)
+            for values, mean in zip((old, new), means, strict=True)
+        ]
+        changes[name] = Change(
+            before=float(old.mean()),
+            after=float(new.mean()),
+            shift=seed_interval((means[1] - means[0]) / unit, level),
+            spread=_relative([_left_out_variance(values) for values in means], level),
+            siblings=_relative([_left_out_mean(squares) for squares in inner], level) if siblings else None,
+        )
+    largest = dict(sorted(changes.items(), key=lambda item: -max(item[1].clear().values(), default=0.0)))
+    return Drift(largest, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
+
+
+def _relative(variances: Sequence[np.ndarray], level: float) -> Interval:
+    """Relative change of a standard deviation, from both variances `[P + 1]`: of all prompts, and without each."""
+    before, after = (np.log(variance + FLOOR**2) / 2 for variance in variances)
+    change, count = after - before, len(before) - 1
+    interval = seed_interval(count * change[0] - (count - 1) * change[1:], level)
+    ends = np.expm1(np.clip([interval.mean, interval.low, interval.high], -20, 20))
+    return Interval(*map(float, ends), count)
+
+
+def _left_out_variance(values: np.ndarray) -> np.ndarray:
+    """Variances of values `[P]`: of all, and without each, `[P + 1]`."""
+    left = np.concatenate([[0.0], values - values.mean()])  # centred, so that the difference below loses no digits
+    counts = np.concatenate([[len(values)], np.full(len(values), len(values) - 1)])
+    squares, sums = np.square(left).sum() - np.square(left), -left
+    return np.maximum(squares - np.square(sums) / counts, 0) / (counts - 1)
+
+
+def _left_out_mean(squares: np.ndarray) -> np.ndarray:
+    """Means of squares `[P]`: of all, and without each, `[P + 1]`."""
+    left = np.concatenate([[0.0], squares])
+    return np.maximum(squares.sum() - left, 0) / np.concatenate(
+        [[len(squares)], np.full(len(squares), len(squares) - 1)]
+    )

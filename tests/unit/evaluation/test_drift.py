@@ -1,0 +1,125 @@
+"""Drift: which look of videos changed, how alike they became, and that chance is not taken for a change."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.evaluation.drift import LOOKS, drift, drift_of, looks_of
+from hyvideo.models.reward_models.moving_shapes import Scene
+from hyvideo.observability.scored_videos import ScoredVideo
+from scripts.tiny.clips import BACKGROUNDS, render, sample_clip
+from scripts.tiny.prompts import scenes
+
+SCENES = random.Random(0).sample(scenes(), 24)
+CLIPS = [sample_clip(scene, random.Random(number)) for number, scene in enumerate(SCENES)]
+PROMPTS = [str(number) for number in range(len(SCENES))]
+
+
+def on(*greys: int) -> Tensor:
+    return render([replace(clip, background=(greys[i % len(greys)],) * 3) for i, clip in enumerate(CLIPS)])
+
+
+CLEAN = on(*BACKGROUNDS)
+
+
+def changed(change) -> Tensor:
+    return change(CLEAN.float()).clamp(0, 255).to(torch.uint8)
+
+
+def sharpened(videos: Tensor) -> Tensor:
+    videos[:, :, ::2, ::2] += 12
+    videos[:, :, 1::2, 1::2] -= 12
+    return videos
+
+
+def flickering(videos: Tensor) -> Tensor:
+    videos[:, ::2] *= 0.9
+    return videos
+
+
+def saturated(videos: Tensor) -> Tensor:
+    return videos.mean(-1, keepdim=True) + 1.5 * (videos - videos.mean(-1, keepdim=True))
+
+
+def many_hues(videos: Tensor) -> Tensor:
+    videos[:, :, :20, :, 0] += 60
+    videos[:, :, -20:, :, 2] += 60
+    return videos
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        (lambda videos: videos + 30, "brightness"),
+        (saturated, "saturation"),
+        (many_hues, "hue_spread"),
+        (sharpened, "sharpness"),
+        (lambda videos: videos[:, :1].expand(videos.shape), "motion"),
+        (flickering, "flicker"),
+        (lambda videos: on(BACKGROUNDS[1]).float(), "border"),
+    ],
+)
+def test_the_look_that_was_changed_is_named_first(change, first):
+    found = drift(looks_of(CLEAN), looks_of(changed(change)), PROMPTS)
+    assert next(iter(found.changes)) == first and str(found).startswith(first)
+
+
+def test_contrast_of_grey_videos_is_named():
+    grey = CLEAN.float().mean(-1, keepdim=True).expand(CLEAN.shape)
+    background = grey[:, :, :4, :4].mean((2, 3), keepdim=True)
+    before, after = (looks_of((background + gain * (grey - background)).to(torch.uint8)) for gain in (1.0, 0.5))
+    assert str(drift(before, after, PROMPTS)).startswith("contrast")
+
+
+def test_motion_is_measured_in_frame_widths_with_its_direction():
+    right, up = (
+        render([sample_clip(Scene("red", "square", way, "quickly"), random.Random(1))]) for way in ("right", "up")
+    )
+    looks = [looks_of(videos) for videos in (right, up)]
+    assert 0 < looks[0]["motion_x"] < 2 * 0.5 / 24 and looks[0]["motion_y"].abs() < 1e-3
+    assert -2 * 0.5 / 24 < looks[1]["motion_y"] < 0 and looks[1]["motion_x"].abs() < 1e-3
+    short = looks_of(right[:, :1, :1, :1])
+    assert set(short) == set(LOOKS) and all(torch.isfinite(values).all() for values in short.values())
+
+
+def test_videos_that_become_alike_over_prompts_or_within_one_show_though_their_mean_stays():
+    rng = np.random.default_rng(0)
+    of_prompt, own = rng.normal(size=(24, 1)), rng.normal(size=(24, 2))
+    prompts = [str(number) for number in range(24) for _ in range(2)]
+
+    def looks(spread: float, siblings: float) -> dict[str, np.ndarray]:
+        return dict.fromkeys(LOOKS, (spread * of_prompt + siblings * own).ravel())
+
+    assert str(drift(looks(1, 0.5), looks(1, 0.5), prompts)) == "no look changed much"
+    change = drift(looks(1, 0.5), looks(0.2, 0.5), prompts).changes["border"]
+    assert change.spread.high < -0.3 and change.siblings.mean == pytest.approx(0, abs=1e-6)
+    change = drift(looks(1, 0.5), looks(1, 0.1), prompts).changes["border"]
+    assert change.siblings.mean == pytest.approx(-0.8, abs=1e-3) and change.siblings.high < -0.7
+    assert change.in_words("border") == "border among siblings -80 %"
+    assert drift(looks(1, 0), looks(1, 0), prompts[::2] * 2).siblings
+    assert not drift(looks(1, 0), looks(1, 0), list(map(str, range(48)))).siblings
+
+
+def test_intervals_over_all_looks_together_miss_in_few_of_many_comparisons():
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(300):
+        common = {name: rng.choice([-1.0, 0.0, 1.0], size=32) for name in LOOKS}
+        before, after = ({name: c + 0.5 * rng.normal(size=32) for name, c in common.items()} for _ in range(2))
+        found = drift(before, after, [str(number) for number in range(32)])
+        missed += any(part.low > 0 or part.high < 0 for c in found.changes.values() for part in c.parts().values())
+    assert missed <= 0.08 * 300  # 0.05 in the long run
+
+
+def test_only_pairs_whose_looks_are_known_are_compared(tmp_path):
+    looks = looks_of(CLEAN[:4])
+    videos = [
+        ScoredVideo(tmp_path / f"{i}.mp4", str(i), looks={name: float(v[i]) for name, v in looks.items()})
+        for i in range(4)
+    ]
+    assert drift_of(list(zip(videos, videos, strict=True))).num_pairs == 4
+    assert drift_of(()) is None and drift_of([(videos[0], videos[0])] * 9) is None
+    assert drift_of([*zip(videos, videos, strict=True), (videos[3], replace(videos[3], looks={}))]) is None
