@@ -23,7 +23,7 @@ LOOKS = {
     "brightness": "mean luminance",
     "contrast": "spread of luminance within a frame",
     "saturation": "mean difference of a pixel's largest and smallest channel",
-    "hue_spread": "how many hues share a frame: 0 for one, 1 for all equally",
+    "hue_spread": "how far the hues of a frame differ: 0 for one hue, 1 for opposite ones",
     "sharpness": "mean absolute Laplacian of luminance",
     "motion": "mean absolute difference of successive frames",
     "motion_x": "mean motion to the right, in frame widths per frame",
@@ -45,13 +45,12 @@ NEGLIGIBLE = 0.2
 _STILLS, _SIDE = 8, 64  # frames for what needs all their pixels, and shorter side for what needs all frames
 
 
-def looks_of(videos: Tensor) -> dict[str, Tensor]:
-    """Measure LOOKS of uint8 videos `[B, F, H, W, 3]`: name -> float32 `[B]`, on the CPU.
+def looks_of(videos: Tensor) -> list[dict[str, float]]:
+    """Measure LOOKS of each of B uint8 videos `[B, F, H, W, 3]`.
 
     Colours and sharpness are of 8 frames spread over a video, motion and flicker of all, which are made smaller.
     """
-    rows = [_looks(video) for video in videos]
-    return {name: torch.tensor([row[name] for row in rows], dtype=torch.float32) for name in LOOKS}
+    return [{name: round(value, 6) for name, value in _looks(video).items()} for video in videos]
 
 
 def _looks(video: Tensor) -> dict[str, float]:
@@ -188,22 +187,18 @@ class Drift:
 def drift_of(pairs: Sequence[Pair]) -> Drift | None:
     """Compare pairs of videos whose looks were measured; None where not all were, or there are fewer than 3 prompts."""
     sides = list(zip(*pairs, strict=True))
-    if len({video.prompt for video in sides[0]} if sides else ()) < 3:
-        return None
-    values = [{name: [video.looks.get(name, math.nan) for video in side] for name in LOOKS} for side in sides]
-    if not np.isfinite([list(of_side.values()) for of_side in values]).all():
-        return None
-    return drift(*values, [video.prompt for video in sides[0]])
+    known = all(math.isfinite(video.looks.get(name, math.nan)) for pair in pairs for video in pair for name in LOOKS)
+    prompts = [video.prompt for video in sides[0]] if sides else []
+    return (
+        drift(*([video.looks for video in side] for side in sides), prompts) if known and len({*prompts}) > 2 else None
+    )
 
 
-def drift(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], prompts: Sequence[str]) -> Drift:
-    """Compare what `looks_of` measured of N videos before and after training, pair by pair.
+def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]], prompts: Sequence[str]) -> Drift:
+    """Compare the looks of N videos before and after training, pair by pair; N texts say which are of one prompt.
 
     Intervals are over the P prompts, because videos of one prompt are not independent. Those of spreads are of Miller's
-    jackknife of their logarithm (1974), which needs no normal values.
-
-    `before` and `after` have N values of each look, and `prompts` N texts: the pairs of one prompt are siblings. Fewer
-    than 3 prompts are a ValueError.
+    jackknife of their logarithm (1974), which needs no normal values. Fewer than 3 prompts are a ValueError.
     """
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
     counts = np.bincount(prompt)
@@ -213,7 +208,7 @@ def drift(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[fl
     level = 1 - ALPHA / (len(LOOKS) * (3 if siblings else 2))
     changes, moved = {}, np.zeros(len(prompt))
     for name in LOOKS:
-        old, new = (np.asarray(of[name], dtype=np.float64) for of in (before, after))
+        old, new = (np.array([video[name] for video in side]) for side in (before, after))
         unit = max(float(old.std(ddof=1)), FLOOR)
         moved += ((new - old) / unit) ** 2
         means = [np.bincount(prompt, weights=values) / counts for values in (old, new)]

@@ -26,6 +26,7 @@ class ScoredVideo:
     how: str = ""  # it was sampled and scored, in words; videos are paired where it is equal
     scores: Mapping[str, float] = field(default_factory=dict)  # `reward` first where there is one; NaN: it failed
     looks: Mapping[str, float] = field(default_factory=dict)  # what drift is measured by, where it was
+    advantage: float = math.nan  # in its round, where it was trained on
 
     @property
     def reward(self) -> float:
@@ -80,8 +81,9 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
     how, looks = row.get("how", ""), row.get("looks")
     scores = _numbers({name: value for name, value in row.items() if name not in ("video", "prompt", "seed")})
-    looks = _numbers(looks) if isinstance(looks, dict) else {}
-    return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores, looks)
+    looks, advantage = _numbers(looks) if isinstance(looks, dict) else {}, scores.pop("advantage", math.nan)
+    how = how if isinstance(how, str) else ""
+    return ScoredVideo(folder / video, prompt, _seed_of(row), how, scores, looks, advantage)
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:

@@ -346,7 +346,7 @@ class Validation:
             numbers=sampled.numbers,
             mesh=self.mesh,
             how=self.how(),
-            looks=looks_of(sampled.videos),
+            notes=[{"looks": looks} for looks in looks_of(sampled.videos)],
         )
         means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.scores.metrics.items()}
         means = {"valid/reward": float(sampled.scores.total.nanmean()), **means}
@@ -392,7 +392,7 @@ def save_samples(
     numbers: Sequence[int],
     mesh: Mesh,
     how: str = "",
-    looks: Mapping[str, Tensor] | None = None,
+    notes: Sequence[Mapping[str, object]] = (),
     shown: Collection[int] | None = None,
 ) -> None:
     """Write videos `[b, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
@@ -401,16 +401,15 @@ def save_samples(
 
     `videos`, their prompts `texts` and their `numbers` among all are this rank's (of ranks that share them one writes);
     the scores are of all ranks' videos, by their numbers. `how` describes how they were sampled and scored, by which
-    others are found to be comparable; empty: none. `looks` are `[b]` each, by which drift is measured. With `shown`
-    only videos of these numbers are written, of the others only what is known of them.
+    others are found to be comparable; empty: none. `notes` are what else is known of each of this rank's videos. With
+    `shown` only videos of these numbers are written, of the others only what is known of them.
     """
     rows, about = {}, {"how": how} if how else {}
     for place, (video, text, number) in enumerate(zip(videos, texts, numbers, strict=True)):
         name = f"{number:03d}.mp4"
         metrics = {metric: _number(values[number]) for metric, values in scores.metrics.items()}
         rows[number] = {"video": name, "prompt": text} | about | {"reward": _number(scores.total[number]), **metrics}
-        if looks:
-            rows[number]["looks"] = {look: _number(values[place]) for look, values in looks.items()}
+        rows[number] |= notes[place] if notes else {}
         if mesh.sp_rank == 0 and (shown is None or number in shown):
             write_video(folder / name, video, fps)
             with writing(poster := (folder / name).with_suffix(POSTER)):

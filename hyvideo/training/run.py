@@ -4,7 +4,7 @@ import gc
 import math
 import platform
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -265,7 +265,7 @@ class Run:
                 journal.metrics.trackers.log(0, means)
         if self.validation and not (self.folder.samples / "step_0" / SCORES).is_file():
             journal.console.info(
-                "What training changes besides the reward is not measured, for lack of validation videos from before it "
+                "What else training changes is not measured, for lack of validation videos from before it "
                 "(validate_at_step0)."
             )
         per_round = self._updates_per_round  # the round that reaches max_steps is made whole
@@ -354,6 +354,7 @@ class Run:
                 f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
                 f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
+        advantages = self.algorithm.advantages(trajectory)[0].tolist()
         if self._begins_interval(config.run.save_interval):
             save_samples(
                 self.folder.rollouts / f"step_{first}",
@@ -363,8 +364,9 @@ class Run:
                 fps=config.rollout.video_fps,
                 numbers=trajectory.positions.tolist(),
                 mesh=self.mesh,
+                notes=[{"advantage": advantage} for advantage in advantages],
             )
-        self._write_scores(trajectory)
+        self._write_scores(trajectory, advantages)
         self._last_row |= self._look_for_stragglers()
         look = None
         if self.validation and _crossed(first, step, config.validation.validation_interval):
@@ -384,15 +386,14 @@ class Run:
             self._stop_between_rounds()
         self._begin_round()
 
-    def _write_scores(self, trajectory: Trajectory) -> None:
+    def _write_scores(self, trajectory: Trajectory, advantages: Sequence[float]) -> None:
         """Append what each video of the round scored to `rollouts/scores.jsonl`."""
-        advantages, _ = self.algorithm.advantages(trajectory)
         scores, round = trajectory.scores, self.rounds.current
         rows = [
             {"step": self.state.step, "round": trajectory.round, "video": video, "prompt": trajectory.prompts[i]}
             | {"prompt_index": round.prompts[i].index, "seed": round.noise.seeds[i]}
             | {name: float(values[video]) for name, values in scores.metrics.items()}
-            | {"reward": float(scores.total[video]), "advantage": float(advantages[i])}
+            | {"reward": float(scores.total[video]), "advantage": advantages[i]}
             for i, video in enumerate(trajectory.positions.tolist())
         ]
         of_ranks = gather(rows)[:: self.mesh.sp_size]

@@ -29,10 +29,11 @@ from scripts.reports.improvement import (
 from scripts.reports.page import place_video, relative_url, write_page
 from scripts.reports.pictures import BEFORE_AFTER
 from scripts.reports.run_record import RunRecord, read_run
-from scripts.reports.words import decimals_for, fixed, in_words
+from scripts.reports.words import decimals_for, fixed, in_words, signed
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
+_MAX_OF_GROUP = 8
 _MAX_WARNINGS = 50
 
 Shown = dict[str, Any]
@@ -130,6 +131,7 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
         "film": relative_url(film, path) if film.is_file() else "",
         "strips": _strips(path, columns, embed),
         "moments": steps,
+        "groups": _groups(path, run, embed),
         "gaps": stretches_in_words(run.gaps),
     }
 
@@ -143,6 +145,22 @@ def _shown_pairs(path: Path, gain: PairedComparison, places: Mapping[str, int], 
         relative = (after.reward - before.reward) / (unit if math.isfinite(unit) else 1.0)
         videos = [place_video(v, path, embed=embed, label=label) for label, v in (("before", before), ("after", after))]
         shown.append({"place": place, "gain": relative, "videos": videos})
+    return shown
+
+
+def _groups(path: Path, run: RunRecord, embed: bool) -> list[Shown]:
+    """Show a prompt's videos of the first and of the last kept round, best first: that whose rewards differ most."""
+    shown = []
+    for step in dict.fromkeys([*run.rounds][:1] + [*run.rounds][-1:]):
+        videos = [video for video in run.rounds[step] if math.isfinite(video.reward)]
+        groups = [[video for video in videos if video.prompt == prompt] for prompt in {v.prompt: None for v in videos}]
+        group = max(groups, key=lambda group: float(np.std([video.reward for video in group])), default=[])
+        group = sorted(group, key=lambda video: -video.reward)
+        ends = group if len(group) <= _MAX_OF_GROUP else group[: _MAX_OF_GROUP // 2] + group[-_MAX_OF_GROUP // 2 :]
+        labels = [f"advantage {signed(v.advantage)}" if math.isfinite(v.advantage) else "" for v in ends]
+        placed = [place_video(v, path, embed=embed, label=label) for v, label in zip(ends, labels, strict=True)]
+        if placed:
+            shown.append({"step": step, "number": len(group), "prompt": group[0].prompt, "videos": placed})
     return shown
 
 

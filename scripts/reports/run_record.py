@@ -31,6 +31,7 @@ class RunRecord:
             and `seconds`, the sum of its phases.
         gaps: stretches of updates between the logged ones whose rows are missing, first and last of each.
         samples: validation videos by the update they were made after.
+        rounds: training videos of the rounds that were kept, by the update they began after.
         command, commit: that started or last resumed it, and of the code it ran; empty when not known.
         slowest: the last round's slowest rank with its host, in words; empty when not known.
         warnings: lines of the console log that say WARNING, oldest first.
@@ -44,6 +45,7 @@ class RunRecord:
     columns: Mapping[str, np.ndarray]
     gaps: tuple[tuple[int, int], ...]
     samples: VideosByStep
+    rounds: VideosByStep
     config: Config | None
     command: str
     commit: str
@@ -114,12 +116,13 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         problems.append(f"metrics.jsonl: no row in line {listed}; a killed run can leave a torn last line.")
     discarded, console = folder / "metrics.discarded.jsonl", folder / "console.log"
     log = console.read_text(encoding="utf-8", errors="replace").split("\n") if console.is_file() else []
-    config, samples = _read_config(folder / "config.yaml", problems), {}
-    for step, path in scored_steps(folder / "samples").items():
-        try:
-            samples[step] = read_scored_videos(path)
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
+    config, videos = _read_config(folder / "config.yaml", problems), {"samples": {}, "rollouts": {}}
+    for kind, of_kind in videos.items():
+        for step, path in scored_steps(folder / kind).items():
+            try:
+                of_kind[step] = read_scored_videos(path)
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
     named = (rf"^[\d-]+ [\d:]+ {COMMAND}(.*)", r"\(commit (\w+(?:-dirty)?)\)$", rf" \| {SLOWEST}(.*)$")
     last = [next((found[1] for line in reversed(log) if (found := re.search(name, line))), "") for name in named]
     steps = [int(row["step"]) for row in rows]
@@ -130,7 +133,8 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         folder=folder,
         columns={name: column_of(rows, name) for name in names} | {"seconds": seconds},
         gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
-        samples=samples,
+        samples=videos["samples"],
+        rounds=videos["rollouts"],
         config=config,
         command=last[0],
         commit=last[1],

@@ -62,15 +62,18 @@ def gains(before: Scores, after: Scores) -> dict[str, Gain]:
     return {"reward": paired_gain(before.total, after.total), **metrics}
 
 
-def tiny_looks(videos: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-    """Measure uint8 videos `[B, F, H, W, 3]` as `looks_of`, and their `hits`, 0 or 1: name -> `[B]`."""
-    return {**looks_of(videos), "hits": correct(videos, [prompt.text for prompt in prompts]).float()}
+def tiny_looks(videos: Tensor, prompts: Sequence[Prompt]) -> list[dict[str, float]]:
+    """Measure uint8 videos `[B, F, H, W, 3]` as `looks_of`, and whether each shows its prompt: `hits`, 0 or 1."""
+    hits = correct(videos, [prompt.text for prompt in prompts]).tolist()
+    return [looks | {"hits": float(hit)} for looks, hit in zip(looks_of(videos), hits, strict=True)]
 
 
-def kept(before: Mapping[str, Tensor], after: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Kept:
+def kept(
+    before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]], prompts: Sequence[Prompt]
+) -> Kept:
     """Compare what `tiny_looks` measured of N videos before and after training; a ValueError for too few prompts."""
-    coloured = (before["border"] - 0.5).abs() * 255 > FAR
-    far = (after["border"] - before["border"]).abs() * 255 > FAR
-    hits = (float(before["hits"].mean()), float(after["hits"].mean()))
-    moved = float(far[coloured].float().mean()) if coloured.any() else 0.0
+    borders = [[looks["border"] * 255 for looks in side] for side in (before, after)]
+    far = [abs(new - old) > FAR for old, new in zip(*borders, strict=True) if abs(old - 128) > FAR]
+    hits = tuple(sum(looks["hits"] for looks in side) / len(side) for side in (before, after))
+    moved = sum(far) / len(far) if far else 0.0
     return Kept(hits, moved, drift(before, after, [prompt.text for prompt in prompts]))

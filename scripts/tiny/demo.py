@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -94,8 +95,9 @@ def _train_and_compare(training: Run) -> None:
     training.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.validation.sample(prompts)
     own = [tiny_looks(sampled.videos, [prompts[number] for number in sampled.numbers]) for sampled in (before, after)]
-    numbers = torch.cat(gather(torch.tensor(list(before.numbers)))).argsort()
-    looks = [{name: torch.cat(gather(values))[numbers] for name, values in of_side.items()} for of_side in own]
+    looks = [
+        list(chain.from_iterable(gather(of_side)[:: training.mesh.sp_size])) for of_side in own
+    ]  # the ranks' prompts follow each other
     found = kept(*looks, prompts)
     shown = {*worst_median_best(before.scores.total, after.scores.total).values(), *found.drift.most_changed}
     for name, sampled, of_side in zip(HELD_OUT_VIDEOS, (before, after), own, strict=True):
@@ -108,7 +110,7 @@ def _train_and_compare(training: Run) -> None:
             numbers=sampled.numbers,
             mesh=training.mesh,
             how=training.validation.how(),
-            looks=of_side,
+            notes=[{"looks": looks} for looks in of_side],
             shown=shown,
         )
     if training.mesh.is_main:

@@ -47,6 +47,22 @@ def add_looks(folder, levels):
     (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_a_report_shows_the_group_that_teaches_most_of_the_first_and_the_last_kept_round(tmp_path):
+    run = write_run(tmp_path / "run", samples={30: 0.5})
+    prompts = ["alike"] * 10 + ["apart"] * 10
+    write_scored(run / "rollouts" / "step_20", prompts, [*[5.0] * 9, 5.1, *range(9), None])
+    rows = [json.loads(line) for line in (run / "rollouts" / "step_20" / "scores.jsonl").read_text().splitlines()]
+    lines = [json.dumps(row | {"advantage": number - 14.5}) + "\n" for number, row in enumerate(rows)]
+    (run / "rollouts" / "step_20" / "scores.jsonl").write_text("".join(lines))
+    page = read(report_runs([run], run / "report.html"))
+    text = " ".join(" ".join(page.words).split())
+    group = text.split("Round after update 20")[1].split("Trust region")[0]
+    assert "First round" in text and "of 9 the best and the worst" not in text  # the first group has one video
+    assert "apart" in group and "alike" not in group and "advantage +3.50" in group
+    videos = [v for tag, name, v in page.attributes if (tag, name) == ("video", "src") and "step_20" in v]
+    assert videos == [f"rollouts/step_20/{number:03d}.mp4" for number in (18, 17, 16, 15, 13, 12, 11, 10)]
+
+
 @pytest.mark.parametrize("siblings", [False, True])
 def test_a_report_shows_what_else_changed_and_the_pairs_that_changed_most(tmp_path, siblings):
     prompts = PROMPTS[:4] * 2 if siblings else PROMPTS

@@ -1,0 +1,103 @@
+"""The slow proof that drift names what changed: train for one look at a time, and see which look it names first.
+
+Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
+
+Each planted reward pays for brightness, sharpness, stillness, saturation or one background, whatever the prompt. The
+control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command
+continues where it stopped. Unknown flags are passed to the runs.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.config.flags import Parser
+from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain
+from hyvideo.evaluation.drift import DRIFT, drift_of, looks_of
+from hyvideo.evaluation.paired import pairs_of
+from hyvideo.models.reward_models.registry import RewardModel
+from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.training.build import open_run
+from scripts.tiny.prove_learning import ShuffledReward
+
+LOOK = {
+    "brightness": "brightness",
+    "sharpness": "sharpness",
+    "stillness": "motion",
+    "saturation": "saturation",
+    "one_background": "border",
+}
+"""Planted reward -> the look that it pays for."""
+
+CONTROL = "shuffled"
+STEPS = 16
+SETTINGS = (
+    *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--max_steps", str(STEPS), "--save_interval", "0"),
+    *("--validation_interval", str(STEPS), "--base_interval", "0", "--learning_rate", "4e-4", "--lr_warmup_steps", "0"),
+    *("--batch_size", "16", "--kl_weight", "0", "--drift_guard", "{}"),
+)
+
+
+class Planted(RewardModel):
+    """Pays for looks."""
+
+    metrics = tuple(LOOK)
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score uint8 videos `[B, F, H, W, 3]`: metric -> `[B]`."""
+        looks = looks_of(videos)
+        values = {name: torch.tensor([video[look] for video in looks]) for name, look in LOOK.items()}
+        grey = (values["one_background"] - 0.5).abs()
+        return values | {"stillness": -values["stillness"], "one_background": -grey}
+
+
+def main(argv: list[str]) -> int:
+    """Train what is not trained yet and say what was named; returns the exit status."""
+    disable_progress_bar()
+    parser = Parser("plant", description=__doc__)
+    parser.add_argument("--runs", type=int, default=10, help="runs of each reward; default 10")
+    parser.add_argument("--kinds", nargs="+", default=[*LOOK, CONTROL], choices=[*LOOK, CONTROL], help="default all")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/planted"), help="folder of the runs")
+    arguments, flags = parser.parse_known_args(argv)
+    try:
+        for kind in arguments.kinds:
+            named = []
+            for seed in range(1, arguments.runs + 1):
+                folder = arguments.output_dir / f"{kind}-{seed}"
+                if not (folder / DRIFT).is_file():
+                    _train(folder, kind, seed, flags)
+                steps = [read_scored_videos(folder / "samples" / f"step_{step}") for step in (0, STEPS)]
+                found = drift_of(pairs_of(*steps))
+                first = next((name for name, change in found.changes.items() if change.clear()), "nothing")
+                named.append(first)
+                print(f"{folder.name:18s} {first:12s} {found}", flush=True)
+            expected = LOOK.get(kind, "nothing")
+            right = named.count(expected)
+            print(f"{kind}: {expected} first in {right} of {len(named)} runs", flush=True)
+            facts = {"expected": expected, "named": named}
+            (arguments.output_dir / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    except (ValueError, OSError) as error:
+        complain(f"plant: {error}")
+        return 2
+    return 0
+
+
+def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
+    """Train one run to its end."""
+    reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
+    argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *(reward if kind in LOOK else []), *flags]
+    training = open_run(load_config(argv))
+    if kind == CONTROL:
+        training.reward = ShuffledReward(training.reward, seed)
+    training.train()
+    training.journal.console.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
