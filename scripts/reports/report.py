@@ -159,7 +159,7 @@ def _groups(path: Path, run: RunRecord, embed: bool) -> list[Shown]:
         ends = group if len(group) <= _MAX_OF_GROUP else group[: _MAX_OF_GROUP // 2] + group[-_MAX_OF_GROUP // 2 :]
         labels = [f"advantage {signed(v.advantage)}" if math.isfinite(v.advantage) else "" for v in ends]
         placed = [place_video(v, path, embed=embed, label=label) for v, label in zip(ends, labels, strict=True)]
-        if placed:
+        if len(placed) > 1:
             shown.append({"step": step, "number": len(group), "prompt": group[0].prompt, "videos": placed})
     return shown
 

@@ -49,15 +49,15 @@ def add_looks(folder, levels):
 
 def test_a_report_shows_the_group_that_teaches_most_of_the_first_and_the_last_kept_round(tmp_path):
     run = write_run(tmp_path / "run", samples={30: 0.5})
-    prompts = ["alike"] * 10 + ["apart"] * 10
-    write_scored(run / "rollouts" / "step_20", prompts, [*[5.0] * 9, 5.1, *range(9), None])
+    write_scored(run / "rollouts" / "step_10", ["middle"] * 9, [*range(9)])
+    write_scored(run / "rollouts" / "step_20", ["alike"] * 10 + ["apart"] * 10, [*[5.0] * 9, 5.1, *range(9), None])
     rows = [json.loads(line) for line in (run / "rollouts" / "step_20" / "scores.jsonl").read_text().splitlines()]
     lines = [json.dumps(row | {"advantage": number - 14.5}) + "\n" for number, row in enumerate(rows)]
     (run / "rollouts" / "step_20" / "scores.jsonl").write_text("".join(lines))
     page = read(report_runs([run], run / "report.html"))
     text = " ".join(" ".join(page.words).split())
     group = text.split("Round after update 20")[1].split("Trust region")[0]
-    assert "First round" in text and "of 9 the best and the worst" not in text  # the first group has one video
+    assert "First round" not in text  # its prompts have one video each, which teach nothing
     assert "apart" in group and "alike" not in group and "advantage +3.50" in group
     videos = [v for tag, name, v in page.attributes if (tag, name) == ("video", "src") and "step_20" in v]
     assert videos == [f"rollouts/step_20/{number:03d}.mp4" for number in (18, 17, 16, 15, 13, 12, 11, 10)]
@@ -108,7 +108,7 @@ def test_a_report_refers_to_nothing_but_its_videos_and_an_embedded_one_to_nothin
 
 
 def test_prompts_add_no_tag_and_no_attribute(tmp_path):
-    plain = write_run(tmp_path / "plain", samples={0: 0.0, 30: 0.5}, prompts=["a"] * len(HOSTILE_PROMPTS))
+    plain = write_run(tmp_path / "plain", samples={0: 0.0, 30: 0.5}, prompts=[*"abcdefghij"][: len(HOSTILE_PROMPTS)])
     hostile = write_run(tmp_path / "hostile", samples={0: 0.0, 30: 0.5}, prompts=HOSTILE_PROMPTS)
     pages = [read(report_runs([run], run / "report.html")) for run in (plain, hostile)]
     assert pages[0].tags == pages[1].tags
