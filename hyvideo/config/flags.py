@@ -23,7 +23,9 @@ _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
     "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
-    "--flag=value; 'none' clears what may be none."
+    "--flag=value; 'none' clears what may be none. The launchers, run_post_train.sh and run_post_train_multinode.sh, "
+    "also take --max_restarts N: after a lost rank or node they start the run again from its last checkpoint, at most N "
+    "times."
 )
 
 
@@ -106,8 +108,11 @@ SYNONYMS = {
 }
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
-INEXACT = ("cache", "attention_backend")
-"""Flags of generate.py that no setting can be."""
+_INEXACT = "only generate.py takes it, for a replay must repeat its rollout exactly"
+
+ELSEWHERE = {"cache": _INEXACT, "attention_backend": _INEXACT}
+ELSEWHERE["max_restarts"] = "only run_post_train.sh and run_post_train_multinode.sh take it, for they restart the run"
+"""Flags of other programs -> which, and why no setting can be so."""
 
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""

@@ -53,8 +53,11 @@ def sampled(
 ) -> Iterator[tuple[Conditioning, SampleNoise, Rollout]]:
     """Yield what `sample_prompts` makes, a batch after the other: its conditioning, noise and last latents.
 
-    `how` are the other arguments of `HunyuanVideoGRPOPipeline.rollout`.
+    All prompts are encoded first, at one visit of encoders that rest in host memory. `how` are the other arguments of
+    `HunyuanVideoGRPOPipeline.rollout`.
     """
+    encoded = pipeline.encode_prompts(prompts, size)
+    pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         noise = SampleNoise(
@@ -64,8 +67,7 @@ def sampled(
             prompts=[prompt.noise_index for prompt in batch],
             generations=[0] * len(batch),
         )
-        conditioning = pipeline.encode_prompts(batch, size)
-        pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
+        conditioning = encoded.rows(range(start, start + len(batch)))
         yield conditioning, noise, pipeline.rollout(conditioning, noise, guidance, size=size, **how, only_last=True)
 
 

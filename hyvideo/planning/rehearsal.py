@@ -58,6 +58,7 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling import sampled
 from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_device import NAME, PretendDevice
@@ -451,7 +452,7 @@ def _as_part(
 def _validate(
     policy: Policy, reward: _StandIn, config: Config, world_size: int, steps: int, prompts: Sequence[Prompt]
 ) -> float:
-    """Sample and score the videos of a validation that are sampled together; return how often a rank does so."""
+    """Encode a validation's prompts, sample and score videos that are sampled together; return how often it does so."""
     validation = config.validation
     if not validation.is_on:
         return 0.0
@@ -459,10 +460,12 @@ def _validate(
     together = min(policy.videos_at_once or own, own)
     scheduler = FlowMatchDiscreteScheduler(shift=validation.validation_timestep_shift)
     scheduler.set_timesteps(steps)
-    size = parse_size(validation.validation_fixed_size)
-    policy = policy.with_schedule(scheduler, num_frames=validation.validate_video_length, size=size)
-    shown = [prompts[number % len(prompts)] for number in range(together)]
-    reward(policy.sample(shown, seed=0, videos_at_once=together), shown)
+    video = {"num_frames": validation.validate_video_length, "size": parse_size(validation.validation_fixed_size)}
+    policy = policy.with_schedule(scheduler, **video)
+    shown = [prompts[number % len(prompts)] for number in range(own)]
+    how = {"seed": 0, "batch_size": together, "sde_type": "ode", "eta": 0.0, **video}
+    _, _, rollout = next(sampled(policy.pipeline, shown, policy.guidance, **how))
+    reward(rollout.videos, shown[:together])
     return own / together
 
 
@@ -480,7 +483,7 @@ def _numbers(
                 whose = "tokens" if key[2] in tokens else "weights" if key[2] in weights else "copies"
                 key = (*key[:2], whose)
             if key[0] != "build":
-                found[what, *key] += number * (validations if key[0].startswith("validation") else 1)
+                found[what, *key] += number * (validations if key[0] in ("validation", "validation/decode") else 1)
     found |= Counter({("peaks", phase): number for phase, number in device.peaks.items()})
     found |= Counter({("resident", part): number for part, number in resident.items()})
     return found | Counter({("sizes", part): number for part, number in sizes.items()})

@@ -167,6 +167,7 @@ class Journal:
 
     def _tell_hang(self, message: str) -> None:
         """Warn of a hang, and show it in the report: the run may be ended before it can do anything else."""
+        self.console.keep_log()
         self.console.warning(message)
         self.write_report()
 

@@ -2,6 +2,7 @@
 
 import html
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
-from hyvideo.distributed.hangs import summary_of
+from hyvideo.distributed.hangs import HANGS, summary_of
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.training.build import open_run
@@ -78,8 +79,10 @@ def test_the_report_of_a_run_that_hung_and_died_names_the_collective_and_the_ran
     with pytest.raises(AssertionError, match="rank 1: ended without a result"):
         run_on_ranks(2, hang_in_the_second_round, arguments_of(tmp_path))
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    waits = r"gloo:\w+, collective \d+ of 2 ranks, waits for \d s: "
-    assert re.search(rf"{waits}rank 1 \(\d s in phase 'between phases.*'\) did not come", page)
+    waits = rf"{HANGS}gloo:\w+, collective \d+ of 2 ranks, waits for \d s: rank 1 on {platform.node()} "
+    told = rf"{waits}\(\d s in phase 'between phases.*'\) did not come"
+    assert re.search(told, page)
+    assert re.search(told, (tmp_path / "run" / "console.log").read_text().splitlines()[-1])  # where restarts look
 
 
 def summaries_of_a_hang(culprit: int, stops: bool) -> list[str]:
@@ -104,7 +107,9 @@ def summaries_of_a_hang(culprit: int, stops: bool) -> list[str]:
 def test_while_it_hangs_the_first_rank_names_the_collective_and_the_rank_that_did_not_come(culprit, stops):
     summaries, *others = run_on_ranks(3, summaries_of_a_hang, culprit, stops)
     where = "silent" if stops else r"\d s in phase 'update'"
-    expected = rf"gloo:all_reduce, collective 2 of 3 ranks, waits for \d s: rank {culprit} \({where}\) did not come"
+    expected = (
+        rf"gloo:all_reduce, collective 2 of 3 ranks, waits for \d s: rank {culprit} on \S+ \({where}\) did not come"
+    )
     assert summaries and re.search(expected, summaries[0])
     assert others == [[], []]
 
@@ -115,9 +120,11 @@ def test_each_collective_that_is_waited_for_is_told_once_and_a_slow_network_is_n
         return {"where": "1 s in phase 'update'", "last": {group: number}, "waits": waits}
 
     both = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 1", 7, 0, 1)}
-    assert summary_of(both).count("all came") == 1
+    hosts = [f"host-{rank}" for rank in range(11)]
+    assert summary_of(both, hosts).count("all came") == 1
     last = {"where": "here", "last": {"nccl 2": 2}, "waits": {}}
     chain = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 2", 3, 1, 2), 2: last}
-    assert re.findall(r"rank (\d) \(", summary_of(chain)) == ["1", "2"]
-    assert "no rank waits" in summary_of({0: last})
-    assert "rank 7 (silent), 2 more did not come" in summary_of({10: waits_in("nccl 1", 1, *range(11))})
+    assert re.findall(r"rank \d on (\S+) \(", summary_of(chain, hosts)) == ["host-1", "host-2"]
+    assert "no rank waits" in summary_of({0: last}, hosts)
+    of_many = summary_of({10: waits_in("nccl 1", 1, *range(11))}, hosts)
+    assert "rank 7 on host-7 (silent), 2 more did not come" in of_many

@@ -82,6 +82,7 @@ def test_its_gradient_and_its_row_are_those_of_two_passes(make_training, setting
         ({"rollout_micro_batch_size": 2}, "rollout_micro_batch_size 1 instead of 2"),
         ({"published": "first_ratio"}, "published without first_ratio"),
         ({"algorithm_options": "name=1"}, "no algorithm_options"),
+        ({"enable_fsdp": True, "offload": "weights"}, "offload without weights, for the whole adapter would rest"),
         ({"enable_fsdp": True, "sde_window": "per_group"}, "another sde_window than per_group, or enable_fsdp false"),
         ({"enable_fsdp": True, "timestep_fraction": 0.5}, "timestep_fraction 1, or enable_timestep_permutation false"),
     ],

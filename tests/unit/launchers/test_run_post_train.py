@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.distributed.hangs import HANGS
 from tests.support.programs import write_program
 from tests.support.ranks import free_port
 
@@ -211,6 +212,7 @@ printf '<%%s>\\n' "$@" ---
 if [[ " $* " == *" --dry_run "* ]]; then exit "${CHECKED:-0}"; fi
 mkdir -p outputs/sage_8gpu/checkpoints
 if [[ -z ${SILENT-} ]]; then echo begun >>outputs/sage_8gpu/console.log; fi
+if [[ -n ${HANG-} ]]; then echo "$HANG" >>outputs/sage_8gpu/console.log; fi
 if [[ -n ${SAVED-} ]]; then printf step_4 >outputs/sage_8gpu/checkpoints/latest; fi
 if [[ -n ${WAIT-} ]]; then trap 'exit 69' TERM; echo waiting >&2; sleep 60 & wait; fi
 exit "$STUB_EXIT"
@@ -238,6 +240,15 @@ def test_a_lost_run_goes_on_from_its_last_checkpoint_as_often_as_is_said(losing)
     assert "Not restarted: all 1 restarts are used up." in result.stderr
 
 
+def test_after_a_hang_the_rank_that_did_not_come_is_named_and_not_only_the_one_that_noticed(losing):
+    missing = "gloo:all_reduce, collective 7 of 2 ranks, waits for 450 s: rank 1 on b (silent) did not come"
+    hangs, goes_on = f"2026-11-28 12:00:00 WARNING: {HANGS}{missing}.", "2026-11-28 12:09:00 step 9/12"
+    for lines, named in ((f"{goes_on}\n{hangs}", True), (f"{hangs}\n{goes_on}", False)):
+        told = launch(losing, "--max_restarts", "1", STUB_EXIT="69", HANG=lines).stderr
+        who = "the launcher ended with status 69"
+        assert f"from step 0: {f'{missing} ({who})' if named else who}. Lost: " in told
+
+
 def test_a_run_that_was_to_begin_afresh_does_not_begin_once_more(losing):
     afresh = ["--resume_from_checkpoint", ""]
     result = launch(losing, *afresh, "--max_restarts", "1", PREFLIGHT="0", STUB_EXIT="69")
@@ -259,6 +270,12 @@ def test_a_run_that_was_to_begin_afresh_does_not_begin_once_more(losing):
 def test_what_would_fail_again_is_not_started_again(losing, settings, status, says):
     result = launch(losing, **{"MAX_RESTARTS": "3"} | settings)
     assert result.returncode == status and says in result.stderr and "restart 1" not in result.stderr
+
+
+def test_a_missing_number_of_restarts_is_asked_for(losing):
+    result = launch(losing, "--max_restarts", "--max_steps", "3")
+    assert result.returncode == 2 and "whole number from 0" in result.stderr
+    assert result.stderr.endswith("received ''. Write --max_restarts 3, for example.\n")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,14 @@ def test_alike_prompts_layers_and_tiles_count_as_if_each_was_made():
         assert once[key] == pytest.approx(number, rel=0.01 if key[0] == "peaks" else 0), key
 
 
+def test_encoders_at_rest_visit_once_for_a_round_and_once_for_a_validation_of_any_number_of_batches():
+    flags = "--encoder_offload --validation_interval 1 --validation_fixed_size 32x32 --validate_video_length 5"
+    one, four = (rehearsal_of(*flags.split(), "--validation_num_videos", str(videos)) for videos in (2, 8))
+    visits = [count for done in (one, four) for (_, why), count in sorted(done.uploads.items()) if "visit" in why]
+    assert visits == visits[:1] * 4 and visits[0] > 0  # of a rollout and a validation each
+    assert four.flops["validation"] == pytest.approx(4 * one.flops["validation"])
+
+
 EXTRAPOLATED = {
     "validated": "",
     "a window, muon, two updates": "--sde_window sliding --sde_window_size 2 --use_muon --updates_per_rollout 2",
