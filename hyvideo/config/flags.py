@@ -24,8 +24,8 @@ _ABOUT = (
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
     "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
     "--flag=value; 'none' clears what may be none. The launchers, run_post_train.sh and run_post_train_multinode.sh, "
-    "also take --max_restarts N: after a lost rank or node they start the run again from its last checkpoint, at most N "
-    "times."
+    "also take --max_restarts N: after a lost rank or node they start the run again, at most N times, from its last "
+    "checkpoint."
 )
 
 

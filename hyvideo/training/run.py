@@ -403,7 +403,12 @@ class Run:
 
     def _look_for_stragglers(self) -> dict[str, float]:
         """Compare the ranks' own work of the round; return what is logged of it, nothing for a single rank."""
-        of_ranks = gather((platform.node(), self.timer.pop_own()))
+        layout, own = self.rounds.layout, self.timer.pop_own()
+        scored = len(layout.share_to_score(layout.num_own_videos, self.mesh.rank)) * layout.sp_size
+        scoring = own.pop("reward")
+        if scored:  # as if all scored equally many
+            own["reward"] = scoring * layout.num_own_videos / scored
+        of_ranks = gather((platform.node(), own))
         if len(of_ranks) == 1:
             return {}
         slowest, warnings = self.journal.straggler_watch.observe(*zip(*of_ranks, strict=True))

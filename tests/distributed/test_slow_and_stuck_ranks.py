@@ -19,6 +19,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.distributed.hangs import HANGS, summary_of
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
+from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.training.build import open_run
 from post_train import report
 from scripts.reports.report import report_runs
@@ -57,6 +58,22 @@ def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it
     assert (
         "the slowest one of the last round is rank 1 on " in page and warned[0].partition("WARNING: ")[2][:40] in page
     )
+
+
+def score_slowly(argv: list[str]) -> None:
+    """Train; every rank takes a second for each video that it scores."""
+    run = training_of(argv)
+    score, scorer = type(run.reward).__call__, type(run.reward)
+    scorer.__call__ = lambda self, videos, texts: (time.sleep(1.0 * len(texts)), score(self, videos, texts))[1]
+    run.train()
+
+
+def test_a_rank_that_has_more_videos_to_score_is_not_called_slow(tmp_path):
+    run_on_ranks(2, score_slowly, arguments_of(tmp_path, sp_size=2, batch_size=3, num_generations=3, max_steps=4))
+    ratios = [row["perf/slowest_ratio"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert min(ratios) < 1.15, ratios
+    own = [{"update": 4.0}, {"update": 4.0, "reward": 3.0}, {"update": 4.0, "reward": 3.0}]
+    assert StragglerWatch().observe(["a", "b", "c"], own)[0]["perf/slowest_ratio"] == 1  # one of them scores none
 
 
 def hang_in_the_second_round(argv: list[str]) -> None:
