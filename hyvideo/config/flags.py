@@ -23,9 +23,8 @@ _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
     "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
-    "--flag=value; 'none' clears what may be none. The launchers, run_post_train.sh and run_post_train_multinode.sh, "
-    "also take --max_restarts N: after a lost rank or node they start the run again, at most N times, from its last "
-    "checkpoint."
+    "--flag=value; 'none' clears what may be none. The launchers (run_post_train.sh, run_post_train_multinode.sh) also "
+    "take --max_restarts N: after a lost rank or node they restart the run from its last checkpoint, at most N times."
 )
 
 
@@ -108,11 +107,10 @@ SYNONYMS = {
 }
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
-_INEXACT = "only generate.py takes it, for a replay must repeat its rollout exactly"
-
-ELSEWHERE = {"cache": _INEXACT, "attention_backend": _INEXACT}
-ELSEWHERE["max_restarts"] = "only run_post_train.sh and run_post_train_multinode.sh take it, for they restart the run"
-"""Flags of other programs -> which, and why no setting can be so."""
+_EXACT = "only generate.py takes it, for a replay must repeat its rollout exactly"
+ELSEWHERE = {"cache": _EXACT, "attention_backend": _EXACT}
+ELSEWHERE["max_restarts"] = "only run_post_train.sh and run_post_train_multinode.sh take it"
+"""Flags of other programs -> which take them."""
 
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""

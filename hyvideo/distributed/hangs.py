@@ -61,11 +61,10 @@ class RollCall:
 
     def summary(self) -> str | None:
         """Sum up the answers to the last question; None on all ranks but the first that answered."""
-        places = {rank: self._place(rank) for rank in range(dist.get_world_size())}
-        if any(self._store.check([places[rank]]) for rank in range(dist.get_rank())):
+        came = [rank for rank in range(dist.get_world_size()) if self._store.check([self._place(rank)])]
+        if came[0] != dist.get_rank():
             return None
-        answers = {r: json.loads(self._store.get(p)) for r, p in places.items() if self._store.check([p])}
-        return summary_of(answers, self._hosts)
+        return summary_of({rank: json.loads(self._store.get(self._place(rank))) for rank in came}, self._hosts)
 
     def _place(self, rank: int) -> str:
         return f"{_KEY}/{self._answered}/{rank}"

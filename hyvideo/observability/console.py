@@ -35,10 +35,9 @@ class Console:
         self._rank = rank
         self._log_interval = log_interval
         self._bar: tqdm | None = None
-        self._log_file = None
+        self._path, self._log_file = run_dir / "console.log", None
         self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
         self._printed, self._seconds = 0, dict.fromkeys(PHASES, 0.0)  # until the last plain line, and since
-        self._path = run_dir / "console.log"
         if rank == 0:
             run_dir.mkdir(parents=True, exist_ok=True)
             self.keep_log()

@@ -316,7 +316,8 @@ def _rehearse(
     decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
         if world_size > 1 or "weights" in config.parallel.offload:  # otherwise a run has no group of ranks either
-            stack.enter_context(fake_ranks(world_size, decoded.index(max(decoded))))
+            dist.init_process_group("fake", rank=decoded.index(max(decoded)), world_size=world_size)
+            stack.callback(dist.destroy_process_group)
         stack.enter_context(told_by_this_rank())
         device = PretendDevice()
         mesh = mesh_of(config, NAME)
@@ -387,8 +388,8 @@ def _rehearse(
                     anchor.policy_moved()  # as in all rounds but those after a refresh
                 trajectory = collect(sampling, algorithm, reward, dealt.next())
                 rollout = trajectory.rollout
-                kept = filter(None.__ne__, (rollout.latents, rollout.means, rollout.log_probs))
-                resident["a round's latents"] = sum(each.nbytes for each in kept)
+                kept = (rollout.latents, rollout.means, rollout.log_probs)
+                resident["a round's latents"] = sum(each.nbytes for each in kept if each is not None)
                 for _ in algorithm.updates(trajectory):
                     pass
                 if anchor and config.moves_anchor:
@@ -463,8 +464,7 @@ def _validate(
     video = {"num_frames": validation.validate_video_length, "size": parse_size(validation.validation_fixed_size)}
     policy = policy.with_schedule(scheduler, **video)
     shown = [prompts[number % len(prompts)] for number in range(own)]
-    how = {"seed": 0, "batch_size": together, "sde_type": "ode", "eta": 0.0, **video}
-    _, _, rollout = next(sampled(policy.pipeline, shown, policy.guidance, **how))
+    _, _, rollout = next(sampled(policy.pipeline, shown, policy.guidance, seed=0, batch_size=together, **video))
     reward(rollout.videos, shown[:together])
     return own / together
 
@@ -487,16 +487,6 @@ def _numbers(
     found |= Counter({("peaks", phase): number for phase, number in device.peaks.items()})
     found |= Counter({("resident", part): number for part, number in resident.items()})
     return found | Counter({("sizes", part): number for part, number in sizes.items()})
-
-
-@contextmanager
-def fake_ranks(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Be one rank of a process group without other ranks."""
-    dist.init_process_group("fake", rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager

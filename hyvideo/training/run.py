@@ -466,10 +466,9 @@ class Run:
         folder = self.folder.samples / f"step_{self.state.step}"
         ema = self.state.optimization.ema
         with ema.in_place_of_policy() if ema else nullcontext():
-            validated = self.validation(folder, self.state.step)
+            means, look = self.validation(folder, self.state.step)
         if (metrics := self.journal.metrics) and metrics.trackers:
             metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:TRACKED_VIDEOS])
-        means, look = validated
         if drifted := broadcast_from_main(lambda: self._drift(folder)):
             self.drifted = self.state.step, drifted
             means |= drifted.metrics()

@@ -92,11 +92,9 @@ def main(argv: list[str]) -> int:
                     return PREEMPTED if asked[0] != signal.SIGINT else 128 + signal.SIGINT
                 time.sleep(0.1)
             os.environ["PREFLIGHT"] = "0"
-            if (
-                step or afresh
-            ):  # else the same command again: `latest` would forget the other run's checkpoint that it began with
+            if step or afresh:
                 resume = ["--resume_from_checkpoint", "latest"]
-            else:
+            else:  # the same command again: `latest` would forget the other run's checkpoint that it began with
                 os.environ["RESUME_FROM_CHECKPOINT"] = os.environ.get("RESUME_FROM_CHECKPOINT") or "latest"
 
 

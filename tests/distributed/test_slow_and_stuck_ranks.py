@@ -34,13 +34,14 @@ def arguments_of(folder: Path, **settings: Any) -> list[str]:
 
 
 def train_beside(argv: list[str], slow: str, seconds: float) -> None:
-    """Train; rank 1 sleeps in every block of the transformer, or before it scores."""
+    """Train; rank 1 sleeps in every block of the transformer, or before it scores, or all do for each video."""
     run = training_of(argv)
     blocks = run.policy.transformer.transformer_blocks
     slowed = [(block, "forward") for block in blocks] if slow == "blocks" else [(type(run.reward), "__call__")]
-    for owner, name in slowed if run.mesh.rank == 1 else ():
+    times = len if slow == "videos" else lambda last: 1
+    for owner, name in slowed if run.mesh.rank == 1 or slow == "videos" else ():
         work = getattr(owner, name)
-        setattr(owner, name, lambda *args, work=work, **kwargs: (time.sleep(seconds), work(*args, **kwargs))[1])
+        setattr(owner, name, lambda *a, work=work, **b: (time.sleep(seconds * times(a[-1])), work(*a, **b))[1])
     run.train()
 
 
@@ -55,21 +56,13 @@ def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it
     warned = [line for line in (tmp_path / "run" / "console.log").read_text().splitlines() if "is slow" in line]
     assert len(warned) == 1 and "Rank 1 on " in warned[0] and re.search(f"in phase '({phases})'", warned[0])
     page = report_runs([tmp_path / "run"], tmp_path / "report.html").read_text()
-    assert (
-        "the slowest one of the last round is rank 1 on " in page and warned[0].partition("WARNING: ")[2][:40] in page
-    )
-
-
-def score_slowly(argv: list[str]) -> None:
-    """Train; every rank takes a second for each video that it scores."""
-    run = training_of(argv)
-    score, scorer = type(run.reward).__call__, type(run.reward)
-    scorer.__call__ = lambda self, videos, texts: (time.sleep(1.0 * len(texts)), score(self, videos, texts))[1]
-    run.train()
+    assert "the slowest one of the last round is rank 1 on " in page
+    assert warned[0].partition("WARNING: ")[2][:40] in page
 
 
 def test_a_rank_that_has_more_videos_to_score_is_not_called_slow(tmp_path):
-    run_on_ranks(2, score_slowly, arguments_of(tmp_path, sp_size=2, batch_size=3, num_generations=3, max_steps=4))
+    sizes = {"sp_size": 2, "batch_size": 3, "num_generations": 3, "max_steps": 4}
+    run_on_ranks(2, train_beside, arguments_of(tmp_path, **sizes), "videos", 1.0)
     ratios = [row["perf/slowest_ratio"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert min(ratios) < 1.15, ratios
     own = [{"update": 4.0}, {"update": 4.0, "reward": 3.0}, {"update": 4.0, "reward": 3.0}]

@@ -307,7 +307,7 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
         assert f"--{setting.name} " in manual
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
-    assert "run_post_train_multinode.sh, also take --max_restarts N: after a lost rank or node" in flat
+    assert "run_post_train_multinode.sh) also take --max_restarts N: after a lost rank or node" in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
     assert f"{{{','.join(SETTINGS['sde_window'].choices)}}}" in manual
 
