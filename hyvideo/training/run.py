@@ -5,7 +5,7 @@ import math
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -167,7 +167,8 @@ class Journal:
 
     def _tell_hang(self, message: str) -> None:
         """Warn of a hang, and show it in the report: the run may be ended before it can do anything else."""
-        self.console.keep_log()
+        with suppress(OSError):
+            self.console.keep_log()
         self.console.warning(message)
         self.write_report()
 
