@@ -436,7 +436,7 @@ def _as_part(
                 device.peaks[place] = max(most, device.peaks[place])
                 if key is None:
                     return result
-                made[key] = (lambda: result, taken, counts)
+                made[key] = (lambda: result, taken - (device.current - start), counts)  # the result stays in memory
                 if isinstance(result, Tensor):  # it need not stay in memory for others like it
                     like = {"dtype": result.dtype, "device": result.device}
                     made[key] = (partial(torch.empty_strided, result.shape, result.stride(), **like), taken, counts)
