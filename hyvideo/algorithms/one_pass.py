@@ -77,7 +77,7 @@ class OnePassGRPO(GRPO):
         needed["rollout_micro_batch_size"] = (at_once, 1)
         wrong = [f"{name} {wanted} instead of {given}" for name, (given, wanted) in needed.items() if given != wanted]
         wrong += ["published without first_ratio"] if "first_ratio" in config.rollout.published else []
-        wrong += ["offload without weights"] if "weights" in config.parallel.offload else []
+        wrong += ["offload without weights: the adapter would rest too"] if "weights" in config.parallel.offload else []
         wrong += ["no algorithm_options"] if grpo.algorithm_options else []
         if config.parallel.enable_fsdp and config.rollout.sde_window == "per_group":
             wrong.append("another sde_window than per_group, or enable_fsdp false")

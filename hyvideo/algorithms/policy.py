@@ -102,15 +102,8 @@ class Policy:
 
     def sample(self, prompts: Sequence[Prompt], *, seed: int, videos_at_once: int) -> Tensor:
         """Sample one video per prompt with the deterministic ODE: `[N, F, H, W, 3]` uint8 on the CPU."""
-        return sample_prompts(
-            self.pipeline,
-            prompts,
-            self.guidance,
-            num_frames=self.num_frames,
-            size=self.size,
-            seed=seed,
-            batch_size=videos_at_once,
-        )
+        how = {"num_frames": self.num_frames, "size": self.size, "seed": seed, "batch_size": videos_at_once}
+        return sample_prompts(self.pipeline, prompts, self.guidance, **how)
 
     def step(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the transition from `latents` `[B, ...]` at step `index` (or `[B]`).

@@ -23,7 +23,8 @@ _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
     "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
-    "--flag=value; 'none' clears what may be none."
+    "--flag=value; 'none' clears what may be none. The launchers (run_post_train.sh, run_post_train_multinode.sh) also "
+    "take --max_restarts N: after a lost rank or node they restart the run from its last checkpoint, at most N times."
 )
 
 
@@ -106,8 +107,10 @@ SYNONYMS = {
 }
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
-INEXACT = ("cache", "attention_backend")
-"""Flags of generate.py that no setting can be."""
+_EXACT = "only generate.py takes it, for a replay must repeat its rollout exactly"
+ELSEWHERE = {"cache": _EXACT, "attention_backend": _EXACT}
+ELSEWHERE["max_restarts"] = "only run_post_train.sh and run_post_train_multinode.sh take it"
+"""Flags of other programs -> which take them."""
 
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""

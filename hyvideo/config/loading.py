@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import ALIASES, BOOLEANS, INEXACT, OWN_SIZES, SYNONYMS, WITHOUT_EFFECT, build_parser
+from hyvideo.config.flags import ALIASES, BOOLEANS, ELSEWHERE, OWN_SIZES, SYNONYMS, WITHOUT_EFFECT, build_parser
 from hyvideo.config.outside import complain, read_file, with_home
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
@@ -140,8 +140,8 @@ def _known(key: object, where: str, candidates: Sequence[str]) -> str:
 
 def _advice(name: str, candidates: Iterable[str], form: str) -> str:
     """Say which name was probably meant, in the form in which one writes it."""
-    if name in INEXACT:
-        return "only generate.py takes it, for a replay must repeat its rollout exactly"
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
     if known := SYNONYMS.get(name.lower().replace("-", "_")):
         return f"here it is called {form.format(known)}"
     return f"the nearest is {form.format(nearest(name, candidates))}"

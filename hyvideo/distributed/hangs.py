@@ -1,13 +1,19 @@
 """Find out in a run that hangs which collective it waits for, and which ranks did not come."""
 
 import json
+import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as recorders
 from torch.distributed import Store
+
+from hyvideo.distributed.collectives import gather
+
+HANGS = "The run hangs. "
+"""Beginning of what is said of a rank that waits in a collective."""
 
 _KEY = "roll_call"
 
@@ -38,6 +44,7 @@ class RollCall:
     def __init__(self) -> None:
         self._store: Store = dist.distributed_c10d._get_default_store().clone()  # another thread may wait in that one
         self._answered = self._store.add(_KEY, 0)
+        self._hosts = gather(platform.node())
 
     def ask(self) -> None:
         """Ask all ranks, unless one has already."""
@@ -54,23 +61,24 @@ class RollCall:
 
     def summary(self) -> str | None:
         """Sum up the answers to the last question; None on all ranks but the first that answered."""
-        places = {rank: self._place(rank) for rank in range(dist.get_world_size())}
-        if any(self._store.check([places[rank]]) for rank in range(dist.get_rank())):
+        came = [rank for rank in range(dist.get_world_size()) if self._store.check([self._place(rank)])]
+        if came[0] != dist.get_rank():
             return None
-        return summary_of({r: json.loads(self._store.get(p)) for r, p in places.items() if self._store.check([p])})
+        return summary_of({rank: json.loads(self._store.get(self._place(rank))) for rank in came}, self._hosts)
 
     def _place(self, rank: int) -> str:
         return f"{_KEY}/{self._answered}/{rank}"
 
 
-def summary_of(answers: Mapping[int, Mapping[str, Any]]) -> str:
-    """Say of every collective that a rank waits in who did not come and where those are; `answers` by rank."""
+def summary_of(answers: Mapping[int, Mapping[str, Any]], hosts: Sequence[str]) -> str:
+    """Say of every collective that a rank waits in who did not come and where those are; both by rank."""
     found = {(key, wait[1]): wait for answer in answers.values() for key, wait in answer["waits"].items()}
     told = []
     for (key, number), (name, _, ranks, seconds) in found.items():
         missing = [rank for rank in ranks if rank not in answers or answers[rank]["last"].get(key, 0) < number]
-        who = [f"rank {rank} ({answers[rank]['where'] if rank in answers else 'silent'})" for rank in missing[:8]]
+        where = {rank: answers[rank]["where"] if rank in answers else "silent" for rank in missing[:8]}
+        who = [f"rank {rank} on {hosts[rank]} ({doing})" for rank, doing in where.items()]
         who += [f"{len(missing) - 8} more"] if len(missing) > 8 else []
         came = f"{', '.join(who)} did not come" if who else "all came, so look at the network and the GPUs"
         told.append(f"{name}, collective {number} of {len(ranks)} ranks, waits for {seconds:.0f} s: {came}")
-    return f"The run hangs. {'; '.join(told)}." if told else "The run is slow, but no rank waits in a collective."
+    return f"{HANGS}{'; '.join(told)}." if told else "The run is slow, but no rank waits in a collective."

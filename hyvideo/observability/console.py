@@ -35,12 +35,17 @@ class Console:
         self._rank = rank
         self._log_interval = log_interval
         self._bar: tqdm | None = None
-        self._log_file = None
+        self._path, self._log_file = run_dir / "console.log", None
         self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
         self._printed, self._seconds = 0, dict.fromkeys(PHASES, 0.0)  # until the last plain line, and since
         if rank == 0:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._log_file = (run_dir / "console.log").open("a", encoding="utf-8", buffering=1)
+            self.keep_log()
+
+    def keep_log(self) -> None:
+        """Append to `console.log` from now on, as rank 0 does: for a rank that answers where rank 0 does not."""
+        if self._log_file is None:
+            self._log_file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def info(self, message: str) -> None:
         """Log a message once for all ranks: rank 0 prints it, the others stay silent."""

@@ -25,9 +25,12 @@ class StragglerWatch:
     def observe(self, hosts: Sequence[str], own: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], list[str]]:
         """Take every rank's host and seconds of own work by phase; return what a round logs, and warnings.
 
-        A rank that was above `LIMIT` in `ROUNDS` rounds in a row is warned of once, until it is faster again. Where no
-        work was measured, nothing is returned.
+        A phase in which a rank has nothing to do is absent, and counts as the median of the others. A rank that was
+        above `LIMIT` in `ROUNDS` rounds in a row is warned of once, until it is faster again. Where no work was
+        measured, nothing is returned.
         """
+        usual = {phase: median(each[phase] for each in own if phase in each) for phase in set().union(*own)}
+        own = [usual | seconds for seconds in own]
         totals = [sum(seconds.values()) for seconds in own]
         middle = median(totals)
         if not middle:
@@ -38,7 +41,7 @@ class StragglerWatch:
         self._streaks = Counter({r: self._streaks[r] + 1 for r, t in enumerate(totals) if t > LIMIT * middle})
         warnings = []
         for rank in (rank for rank, rounds in self._streaks.items() if rounds == ROUNDS):
-            extra = {phase: seconds - median(each[phase] for each in own) for phase, seconds in own[rank].items()}
+            extra = {phase: seconds - usual[phase] for phase, seconds in own[rank].items()}
             warnings.append(
                 f"Rank {rank} on {hosts[rank]} is slow, and all others wait for it: in {ROUNDS} rounds in a row its "
                 f"work took more than {LIMIT:g} times the median, now {totals[rank]:.3g} instead of {middle:.3g} s, "

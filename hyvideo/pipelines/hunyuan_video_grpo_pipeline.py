@@ -274,8 +274,9 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         """
         check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
-        conditioning = self.encode([prompt.text for prompt in prompts])
-        return conditioning if images is None else replace(conditioning, images=self.encode_images(images, size))
+        with self.encoders_at_work():
+            conditioning = self.encode([prompt.text for prompt in prompts])
+            return conditioning if images is None else replace(conditioning, images=self.encode_images(images, size))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:

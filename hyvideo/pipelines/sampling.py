@@ -1,6 +1,6 @@
 """Sampling a list of prompts, for validation, comparison and `generate.py`, and a word on those that are too long."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,27 +18,10 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
 
 
 def sample_prompts(
-    pipeline: HunyuanVideoGRPOPipeline,
-    prompts: Sequence[Prompt],
-    guidance: Guidance,
-    *,
-    num_frames: int,
-    size: tuple[int, int],
-    seed: int,
-    batch_size: int,
-    sde_type: str = "ode",
-    eta: float = 0.0,
-    on_step: Callable[[int], None] = lambda index: None,
+    pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt], guidance: Guidance, **how: Any
 ) -> Tensor:
-    """Sample one video per prompt, with the ODE unless told otherwise: `[N, F, H, W, 3]` uint8 on the CPU.
-
-    A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
-    The videos depend on `batch_size`, how many are denoised together, only by rounding. The pipeline's scheduler has
-    its steps set; the other arguments are those of `HunyuanVideoGRPOPipeline.rollout`.
-    """
-    how = {"num_frames": num_frames, "size": size, "sde_type": sde_type, "eta": eta, "on_step": on_step}
-    batches = sampled(pipeline, prompts, guidance, seed=seed, batch_size=batch_size, **how)
-    return torch.cat([rollout.videos for _, _, rollout in batches])
+    """Sample one video per prompt: `[N, F, H, W, 3]` uint8 on the CPU; `how` are the other arguments of `sampled`."""
+    return torch.cat([rollout.videos for _, _, rollout in sampled(pipeline, prompts, guidance, **how)])
 
 
 def sampled(
@@ -49,12 +32,20 @@ def sampled(
     seed: int,
     batch_size: int,
     size: tuple[int, int],
+    sde_type: str = "ode",
+    eta: float = 0.0,
     **how: Any,
 ) -> Iterator[tuple[Conditioning, SampleNoise, Rollout]]:
-    """Yield what `sample_prompts` makes, a batch after the other: its conditioning, noise and last latents.
+    """Sample one video per prompt, with the ODE unless told otherwise; yield each batch's conditioning, noise, videos.
 
-    `how` are the other arguments of `HunyuanVideoGRPOPipeline.rollout`.
+    A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
+    The videos depend on `batch_size`, how many are denoised together, only by rounding. All prompts are encoded first,
+    at one visit of encoders that rest in host memory. The pipeline's scheduler has its steps set, and `how` are the
+    other arguments of `HunyuanVideoGRPOPipeline.rollout`.
     """
+    how |= {"size": size, "sde_type": sde_type, "eta": eta, "only_last": True}
+    encoded = pipeline.encode_prompts(prompts, size)
+    pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         noise = SampleNoise(
@@ -64,9 +55,8 @@ def sampled(
             prompts=[prompt.noise_index for prompt in batch],
             generations=[0] * len(batch),
         )
-        conditioning = pipeline.encode_prompts(batch, size)
-        pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
-        yield conditioning, noise, pipeline.rollout(conditioning, noise, guidance, size=size, **how, only_last=True)
+        conditioning = encoded.rows(range(start, start + len(batch)))
+        yield conditioning, noise, pipeline.rollout(conditioning, noise, guidance, **how)
 
 
 def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:

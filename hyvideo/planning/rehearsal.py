@@ -58,6 +58,7 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling import sampled
 from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_device import NAME, PretendDevice
@@ -315,7 +316,8 @@ def _rehearse(
     decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
         if world_size > 1 or "weights" in config.parallel.offload:  # otherwise a run has no group of ranks either
-            stack.enter_context(fake_ranks(world_size, decoded.index(max(decoded))))
+            dist.init_process_group("fake", rank=decoded.index(max(decoded)), world_size=world_size)
+            stack.callback(dist.destroy_process_group)
         stack.enter_context(told_by_this_rank())
         device = PretendDevice()
         mesh = mesh_of(config, NAME)
@@ -386,8 +388,8 @@ def _rehearse(
                     anchor.policy_moved()  # as in all rounds but those after a refresh
                 trajectory = collect(sampling, algorithm, reward, dealt.next())
                 rollout = trajectory.rollout
-                kept = filter(None.__ne__, (rollout.latents, rollout.means, rollout.log_probs))
-                resident["a round's latents"] = sum(each.nbytes for each in kept)
+                kept = (rollout.latents, rollout.means, rollout.log_probs)
+                resident["a round's latents"] = sum(each.nbytes for each in kept if each is not None)
                 for _ in algorithm.updates(trajectory):
                     pass
                 if anchor and config.moves_anchor:
@@ -434,7 +436,7 @@ def _as_part(
                 device.peaks[place] = max(most, device.peaks[place])
                 if key is None:
                     return result
-                made[key] = (lambda: result, taken, counts)
+                made[key] = (lambda: result, taken - (device.current - start), counts)  # the result stays in memory
                 if isinstance(result, Tensor):  # it need not stay in memory for others like it
                     like = {"dtype": result.dtype, "device": result.device}
                     made[key] = (partial(torch.empty_strided, result.shape, result.stride(), **like), taken, counts)
@@ -451,7 +453,7 @@ def _as_part(
 def _validate(
     policy: Policy, reward: _StandIn, config: Config, world_size: int, steps: int, prompts: Sequence[Prompt]
 ) -> float:
-    """Sample and score the videos of a validation that are sampled together; return how often a rank does so."""
+    """Encode a validation's prompts, sample and score videos that are sampled together; return how often it does so."""
     validation = config.validation
     if not validation.is_on:
         return 0.0
@@ -459,10 +461,11 @@ def _validate(
     together = min(policy.videos_at_once or own, own)
     scheduler = FlowMatchDiscreteScheduler(shift=validation.validation_timestep_shift)
     scheduler.set_timesteps(steps)
-    size = parse_size(validation.validation_fixed_size)
-    policy = policy.with_schedule(scheduler, num_frames=validation.validate_video_length, size=size)
-    shown = [prompts[number % len(prompts)] for number in range(together)]
-    reward(policy.sample(shown, seed=0, videos_at_once=together), shown)
+    video = {"num_frames": validation.validate_video_length, "size": parse_size(validation.validation_fixed_size)}
+    policy = policy.with_schedule(scheduler, **video)
+    shown = [prompts[number % len(prompts)] for number in range(own)]
+    _, _, rollout = next(sampled(policy.pipeline, shown, policy.guidance, seed=0, batch_size=together, **video))
+    reward(rollout.videos, shown[:together])
     return own / together
 
 
@@ -480,20 +483,10 @@ def _numbers(
                 whose = "tokens" if key[2] in tokens else "weights" if key[2] in weights else "copies"
                 key = (*key[:2], whose)
             if key[0] != "build":
-                found[what, *key] += number * (validations if key[0].startswith("validation") else 1)
+                found[what, *key] += number * (validations if key[0] in ("validation", "validation/decode") else 1)
     found |= Counter({("peaks", phase): number for phase, number in device.peaks.items()})
     found |= Counter({("resident", part): number for part, number in resident.items()})
     return found | Counter({("sizes", part): number for part, number in sizes.items()})
-
-
-@contextmanager
-def fake_ranks(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Be one rank of a process group without other ranks."""
-    dist.init_process_group("fake", rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager

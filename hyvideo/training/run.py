@@ -5,7 +5,7 @@ import math
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -167,6 +167,8 @@ class Journal:
 
     def _tell_hang(self, message: str) -> None:
         """Warn of a hang, and show it in the report: the run may be ended before it can do anything else."""
+        with suppress(OSError):
+            self.console.keep_log()
         self.console.warning(message)
         self.write_report()
 
@@ -402,7 +404,12 @@ class Run:
 
     def _look_for_stragglers(self) -> dict[str, float]:
         """Compare the ranks' own work of the round; return what is logged of it, nothing for a single rank."""
-        of_ranks = gather((platform.node(), self.timer.pop_own()))
+        layout, own = self.rounds.layout, self.timer.pop_own()
+        scored = len(layout.share_to_score(layout.num_own_videos, self.mesh.rank)) * layout.sp_size
+        scoring = own.pop("reward")
+        if scored:  # as if all scored equally many
+            own["reward"] = scoring * layout.num_own_videos / scored
+        of_ranks = gather((platform.node(), own))
         if len(of_ranks) == 1:
             return {}
         slowest, warnings = self.journal.straggler_watch.observe(*zip(*of_ranks, strict=True))
@@ -460,10 +467,9 @@ class Run:
         folder = self.folder.samples / f"step_{self.state.step}"
         ema = self.state.optimization.ema
         with ema.in_place_of_policy() if ema else nullcontext():
-            validated = self.validation(folder, self.state.step)
+            means, look = self.validation(folder, self.state.step)
         if (metrics := self.journal.metrics) and metrics.trackers:
             metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:TRACKED_VIDEOS])
-        means, look = validated
         if drifted := broadcast_from_main(lambda: self._drift(folder)):
             self.drifted = self.state.step, drifted
             means |= drifted.metrics()

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hyvideo.config.outside import complain
+from hyvideo.distributed.hangs import HANGS
 from hyvideo.observability.metrics import read_rows, stretches_in_words
 from hyvideo.training.stop_signal import LOST, PREEMPTED, listened_preemptions
 
@@ -34,14 +35,13 @@ def main(argv: list[str]) -> int:
     Returns:
         Its last exit status; in a pause 130 after Ctrl-C, and 75 if asked to stop otherwise.
     """
-    usage = "LAUNCHER [flags of post_train.py] --max_restarts N"
-    parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
-    parser.add_argument("--max_restarts", default=os.environ.get("MAX_RESTARTS", "0"))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max_restarts", nargs="?", const="", default=os.environ.get("MAX_RESTARTS", "0"))
     given, words = parser.parse_known_args(argv)
     if not (given.max_restarts.isascii() and given.max_restarts.isdecimal()):
         complain(
             "--max_restarts (MAX_RESTARTS) must be a whole number from 0, the most restarts after a lost rank or node; "
-            f"received {given.max_restarts!r}."
+            f"received {given.max_restarts!r}. Write --max_restarts 3, for example."
         )
         return 2
     most, folder, resume = int(given.max_restarts), _run_folder(words), []
@@ -72,6 +72,8 @@ def main(argv: list[str]) -> int:
                 return status
             what = lost.read_text().strip() if lost.exists() else f"the launcher ended with status {status}"
             lost.unlink(missing_ok=True)
+            if hang := _hang(folder):  # whoever was lost first has only noticed it
+                what = f"{hang} ({what})"
             if restart > most or _written(folder) == before:
                 why = f"all {most} restarts are used up"
                 if restart <= most:
@@ -90,11 +92,9 @@ def main(argv: list[str]) -> int:
                     return PREEMPTED if asked[0] != signal.SIGINT else 128 + signal.SIGINT
                 time.sleep(0.1)
             os.environ["PREFLIGHT"] = "0"
-            if (
-                step or afresh
-            ):  # else the same command again: `latest` would forget the other run's checkpoint that it began with
+            if step or afresh:
                 resume = ["--resume_from_checkpoint", "latest"]
-            else:
+            else:  # the same command again: `latest` would forget the other run's checkpoint that it began with
                 os.environ["RESUME_FROM_CHECKPOINT"] = os.environ.get("RESUME_FROM_CHECKPOINT") or "latest"
 
 
@@ -112,6 +112,13 @@ def _written(folder: Path) -> int:
     """When the run's `console.log` was last written, in ns; 0 where this machine sees none."""
     log = folder / "console.log"
     return log.stat().st_mtime_ns if log.exists() else 0
+
+
+def _hang(folder: Path) -> str:
+    """Who did not come, and to what, by the last line of the run's `console.log`; empty where it ends otherwise."""
+    log = folder / "console.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return text.rstrip("\n").rpartition("\n")[2].partition(HANGS)[2].removesuffix(".")
 
 
 def _lost_work(folder: Path) -> tuple[int, str]:

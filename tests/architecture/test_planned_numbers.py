@@ -201,7 +201,7 @@ def test_the_table_of_sampling_on_a_small_gpu(row: list[str]):
     config = load_config([*VIDEO.split(), *adapter.split()])
     offload = placement(re.search(r"`(\w+)`", row[0])[1])
     found = rehearse_sampling(config, read_networks(config.model, config.reward), offload)
-    peaks = [peak / GIB for peak in found.values()]
+    peaks = [peak / GIB for peak in found.peaks.values()]
     needed = max(peaks) + Assumptions().reserved(max(peaks))
     assert all(about(value, cell) for value, cell in zip([*peaks, needed], row[2:], strict=True)), [*peaks, needed]
     assert offload != "group" or needed < 14

@@ -2,6 +2,7 @@
 
 import html
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -15,9 +16,10 @@ import torch.distributed as dist
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
-from hyvideo.distributed.hangs import summary_of
+from hyvideo.distributed.hangs import HANGS, summary_of
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
+from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.training.build import open_run
 from post_train import report
 from scripts.reports.report import report_runs
@@ -32,13 +34,14 @@ def arguments_of(folder: Path, **settings: Any) -> list[str]:
 
 
 def train_beside(argv: list[str], slow: str, seconds: float) -> None:
-    """Train; rank 1 sleeps in every block of the transformer, or before it scores."""
+    """Train; rank 1 sleeps in every block of the transformer, or before it scores, or all do for each video."""
     run = training_of(argv)
     blocks = run.policy.transformer.transformer_blocks
     slowed = [(block, "forward") for block in blocks] if slow == "blocks" else [(type(run.reward), "__call__")]
-    for owner, name in slowed if run.mesh.rank == 1 else ():
+    times = len if slow == "videos" else lambda last: 1
+    for owner, name in slowed if run.mesh.rank == 1 or slow == "videos" else ():
         work = getattr(owner, name)
-        setattr(owner, name, lambda *args, work=work, **kwargs: (time.sleep(seconds), work(*args, **kwargs))[1])
+        setattr(owner, name, lambda *a, work=work, **b: (time.sleep(seconds * times(a[-1])), work(*a, **b))[1])
     run.train()
 
 
@@ -53,9 +56,17 @@ def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it
     warned = [line for line in (tmp_path / "run" / "console.log").read_text().splitlines() if "is slow" in line]
     assert len(warned) == 1 and "Rank 1 on " in warned[0] and re.search(f"in phase '({phases})'", warned[0])
     page = report_runs([tmp_path / "run"], tmp_path / "report.html").read_text()
-    assert (
-        "the slowest one of the last round is rank 1 on " in page and warned[0].partition("WARNING: ")[2][:40] in page
-    )
+    assert "the slowest one of the last round is rank 1 on " in page
+    assert warned[0].partition("WARNING: ")[2][:40] in page
+
+
+def test_a_rank_that_has_more_videos_to_score_is_not_called_slow(tmp_path):
+    sizes = {"sp_size": 2, "batch_size": 3, "num_generations": 3, "max_steps": 4}
+    run_on_ranks(2, train_beside, arguments_of(tmp_path, **sizes), "videos", 1.0)
+    ratios = [row["perf/slowest_ratio"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert min(ratios) < 1.15, ratios
+    own = [{"update": 4.0}, {"update": 4.0, "reward": 3.0}, {"update": 4.0, "reward": 3.0}]
+    assert StragglerWatch().observe(["a", "b", "c"], own)[0]["perf/slowest_ratio"] == 1  # one of them scores none
 
 
 def hang_in_the_second_round(argv: list[str]) -> None:
@@ -78,8 +89,10 @@ def test_the_report_of_a_run_that_hung_and_died_names_the_collective_and_the_ran
     with pytest.raises(AssertionError, match="rank 1: ended without a result"):
         run_on_ranks(2, hang_in_the_second_round, arguments_of(tmp_path))
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    waits = r"gloo:\w+, collective \d+ of 2 ranks, waits for \d s: "
-    assert re.search(rf"{waits}rank 1 \(\d s in phase 'between phases.*'\) did not come", page)
+    waits = rf"{HANGS}gloo:\w+, collective \d+ of 2 ranks, waits for \d s: rank 1 on {platform.node()} "
+    told = rf"{waits}\(\d s in phase 'between phases.*'\) did not come"
+    assert re.search(told, page)
+    assert re.search(told, (tmp_path / "run" / "console.log").read_text().splitlines()[-1])  # where restarts look
 
 
 def summaries_of_a_hang(culprit: int, stops: bool) -> list[str]:
@@ -104,8 +117,8 @@ def summaries_of_a_hang(culprit: int, stops: bool) -> list[str]:
 def test_while_it_hangs_the_first_rank_names_the_collective_and_the_rank_that_did_not_come(culprit, stops):
     summaries, *others = run_on_ranks(3, summaries_of_a_hang, culprit, stops)
     where = "silent" if stops else r"\d s in phase 'update'"
-    expected = rf"gloo:all_reduce, collective 2 of 3 ranks, waits for \d s: rank {culprit} \({where}\) did not come"
-    assert summaries and re.search(expected, summaries[0])
+    told = rf"gloo:all_reduce, collective 2 of 3 ranks, waits for \d s: rank {culprit} on \S+ \({where}\) did not come"
+    assert summaries and re.search(told, summaries[0])
     assert others == [[], []]
 
 
@@ -115,9 +128,10 @@ def test_each_collective_that_is_waited_for_is_told_once_and_a_slow_network_is_n
         return {"where": "1 s in phase 'update'", "last": {group: number}, "waits": waits}
 
     both = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 1", 7, 0, 1)}
-    assert summary_of(both).count("all came") == 1
+    hosts = [*"abcdefghijk"]
+    assert summary_of(both, hosts).count("all came") == 1
     last = {"where": "here", "last": {"nccl 2": 2}, "waits": {}}
     chain = {0: waits_in("nccl 1", 7, 0, 1), 1: waits_in("nccl 2", 3, 1, 2), 2: last}
-    assert re.findall(r"rank (\d) \(", summary_of(chain)) == ["1", "2"]
-    assert "no rank waits" in summary_of({0: last})
-    assert "rank 7 (silent), 2 more did not come" in summary_of({10: waits_in("nccl 1", 1, *range(11))})
+    assert re.findall(r"rank (\d on \w) \(", summary_of(chain, hosts)) == ["1 on b", "2 on c"]
+    assert "no rank waits" in summary_of({0: last}, hosts)
+    assert "rank 7 on h (silent), 2 more did" in summary_of({10: waits_in("nccl 1", 1, *range(11))}, hosts)

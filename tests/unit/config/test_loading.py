@@ -88,6 +88,7 @@ UNKNOWN = """3 unknown flags (--help lists all):
     [
         (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
         (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
+        (["--max_restarts", "3"], "'--max_restarts'; only run_post_train.sh and run_post_train_multinode.sh take it"),
         (["--group_size", "4"], "unknown flag '--group_size'; here it is called --num_generations"),
         (["--beta", "-1", "--seed", "3", "--etta", "1", "--resume"], UNKNOWN),
         (["--seed", "1", "2"], "unexpected value '2'"),
@@ -306,6 +307,7 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
         assert f"--{setting.name} " in manual
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
+    assert "run_post_train_multinode.sh) also take --max_restarts N: after a lost rank or node" in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
     assert f"{{{','.join(SETTINGS['sde_window'].choices)}}}" in manual
 

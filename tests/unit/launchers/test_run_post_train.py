@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.distributed.hangs import HANGS
 from tests.support.programs import write_program
 from tests.support.ranks import free_port
 
@@ -75,18 +76,18 @@ def test_prompts_that_nobody_names_are_the_starter_prompts_and_it_says_so(projec
         assert "assets/prompts/train.csv" not in received and "assets/prompts/valid.csv" in received
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_settings_of_the_allocator_can_be_overridden(project, name):
-    assert "allocates by 'expandable_segments:True'" in launch(project).stderr
-    assert "allocates by 'max_split_size_mb:64'" in launch(project, **{name: "max_split_size_mb:64"}).stderr
-
-
-def test_the_flight_recorder_is_on_and_can_be_set_otherwise(project):
-    assert "NCCL records 2000, 1, 1800" in launch(project).stderr
-    assert (
-        "NCCL records 9, 1, 60"
-        in launch(project, TORCH_FR_BUFFER_SIZE="9", TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="60").stderr
-    )
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "ranks have 1800 s\nCUDA allocates by 'expandable_segments:True'\nNCCL records 2000, 1, 1800\n"),
+        ({"STOP_GRACE": "60"}, "ranks have 60 s\n"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, "allocates by 'max_split_size_mb:64'"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "allocates by 'max_split_size_mb:64'"),
+        ({"TORCH_FR_BUFFER_SIZE": "9", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60"}, "NCCL records 9, 1, 60\n"),
+    ],
+)
+def test_what_ranks_get_for_their_end_allocator_and_flight_recorder_can_be_set_otherwise(project, settings, told):
+    assert told in launch(project, NUM_GPUS="8", **settings).stderr
 
 
 def test_without_gpus_one_process_continues_its_folder_and_on_gpus_one_for_each_runs(project):
@@ -127,11 +128,6 @@ HOSTILE += ["--train_video_csv", "my prompts.csv", "it's $HOME `id` $(id).csv", 
 @pytest.mark.parametrize("num_gpus", ["0", "2"])
 def test_spaces_quotes_and_shell_signs_reach_the_run_unchanged(project, num_gpus):
     assert launched(project, *HOSTILE, NUM_GPUS=num_gpus)[-len(HOSTILE) :] == HOSTILE
-
-
-@pytest.mark.parametrize(("settings", "seconds"), [({}, 1800), ({"STOP_GRACE": "60"}, 60)])
-def test_a_round_gets_time_to_end_after_ctrl_c(project, settings, seconds):
-    assert f"ranks have {seconds} s\n" in launch(project, NUM_GPUS="8", **settings).stderr
 
 
 def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):
@@ -211,6 +207,7 @@ printf '<%%s>\\n' "$@" ---
 if [[ " $* " == *" --dry_run "* ]]; then exit "${CHECKED:-0}"; fi
 mkdir -p outputs/sage_8gpu/checkpoints
 if [[ -z ${SILENT-} ]]; then echo begun >>outputs/sage_8gpu/console.log; fi
+if [[ -n ${HANG-} ]]; then echo "$HANG" >>outputs/sage_8gpu/console.log; fi
 if [[ -n ${SAVED-} ]]; then printf step_4 >outputs/sage_8gpu/checkpoints/latest; fi
 if [[ -n ${WAIT-} ]]; then trap 'exit 69' TERM; echo waiting >&2; sleep 60 & wait; fi
 exit "$STUB_EXIT"
@@ -236,6 +233,16 @@ def test_a_lost_run_goes_on_from_its_last_checkpoint_as_often_as_is_said(losing)
     told = "restart 1 of 1 in 5 s, from step 4: the launcher ended with status 69. Lost: updates 5 to 6 (3.0 minutes)"
     assert told in result.stderr and told in (losing / "outputs" / "sage_8gpu" / "console.log").read_text()
     assert "Not restarted: all 1 restarts are used up." in result.stderr
+    result = launch(losing, "--max_restarts", "--seed", "3")
+    assert result.returncode == 2 and result.stderr.endswith("received ''. Write --max_restarts 3, for example.\n")
+
+
+def test_after_a_hang_the_rank_that_did_not_come_is_named_and_not_only_the_one_that_noticed(losing):
+    missing, noticed = "gloo:all_reduce, ...: rank 1 on b (silent) did not come", "the launcher ended with status 69"
+    hangs, goes_on = f"2026-11-28 12:00:00 WARNING: {HANGS}{missing}.", "2026-11-28 12:09:00 step 9/12"
+    for lines, told in ((f"{goes_on}\n{hangs}", f"{missing} ({noticed})"), (f"{hangs}\n{goes_on}", noticed)):
+        result = launch(losing, "--max_restarts", "1", STUB_EXIT="69", HANG=lines)
+        assert f"from step 0: {told}. Lost: " in result.stderr
 
 
 def test_a_run_that_was_to_begin_afresh_does_not_begin_once_more(losing):

@@ -211,6 +211,10 @@ def test_the_log_file_holds_plain_dated_lines_in_any_surrounding(tmp_path, monke
     resumed.info("second")
     resumed.close()
     assert (tmp_path / "console.log").read_text().splitlines()[:-1] == lines, "a resumed run appends"
+    other = Console(tmp_path, rank=1)
+    other.keep_log()
+    other.warning("rank 0 is silent")
+    assert (tmp_path / "console.log").read_text().endswith(" WARNING (rank 1): rank 0 is silent\n")
 
 
 def test_a_full_disk_ends_the_log_file_and_not_the_run(tmp_path, capsys):
