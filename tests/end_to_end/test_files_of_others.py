@@ -91,6 +91,7 @@ EVALUATE = ["--prompts_csv", "prompts.csv", "--output_dir", "out", "--rewards", 
 VIDEOALIGN = [*EVALUATE[:4], *"--videos a videos --rewards videoalign_local --model_root reward".split()]
 I2V = "--transformer_version 480p_i2v --image_path first.png".split()
 ADAPTER, FACTS = "lora/pytorch_lora_weights.safetensors", "saved/step_5/facts.json"
+MANIFEST = "saved/step_5/manifest.json"
 CASES: dict[str, tuple[str, Main, list[str]]] = {
     "config": ("given.yaml", post_train.main, train(config="given.yaml")),
     "training prompts": ("prompts.csv", post_train.main, train()),
@@ -104,6 +105,7 @@ CASES: dict[str, tuple[str, Main, list[str]]] = {
     "an image to start from": ("first.png", generate.main, ["--model_path", "original", *SAMPLE[2:], *I2V]),
     "an adapter to sample with": (ADAPTER, generate.main, [*SAMPLE, "--lora_path", "lora"]),
     "a checkpoint to sample with": (FACTS, generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_5"]),
+    "its manifest": (MANIFEST, generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_5"]),
     "prompts to compare by": ("prompts.csv", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
     "a video to score": ("videos/0000_seed42.mp4", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
     "metrics of a run": ("run/metrics.jsonl", report.main, ["run"]),

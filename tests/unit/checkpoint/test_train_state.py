@@ -121,6 +121,14 @@ def test_of_old_checkpoints_those_asked_for_stay_and_those_of_a_given_up_future(
     assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in sorted([7, *kept])]
 
 
+def test_only_step_and_a_number_is_a_checkpoint(tmp_path):
+    save(tmp_path, 2)
+    for name in ("step_", "step_٢", "step_1_0", "step_-1", "step_" + "9" * 19, "steps_3", "3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FACTS).write_text("{}")
+    assert checkpoints_of(tmp_path) == [tmp_path / "step_2"] == [latest_checkpoint(tmp_path)]
+
+
 def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
     train_state.point(BEST, save(tmp_path, 1))
     save(tmp_path, 2, 3, keep_last=1)
