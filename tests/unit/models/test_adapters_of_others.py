@@ -267,9 +267,13 @@ def test_a_file_that_is_not_there_or_not_whole_is_named_before_a_model_is_read(t
         check_lora(path)
 
 
-def test_alpha_0_is_refused_in_settings_too(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"lora_alpha": 0}, "an adapter with alpha 0 changes nothing"), ({"use_dora": True}, "it sets use_dora")],
+)
+def test_settings_of_another_kind_of_adapter_are_refused(tmp_path, setting, said):
     path = write(PROGRAMS["PEFT"], layers_of(network().state_dict()), tmp_path / "mine.safetensors")
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 0}))
-    with pytest.raises(ValueError, match="an adapter with alpha 0 changes nothing"):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | setting))
+    with pytest.raises(ValueError, match=said):
         load_lora(network(), path)
