@@ -1,6 +1,5 @@
 """Rounds are compared with those of other weights on the same prompts and noise, and the videos of a group."""
 
-
 import pytest
 import torch
 
