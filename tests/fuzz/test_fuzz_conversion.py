@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from torch import Tensor
 from hyvideo.models import conversion
 from hyvideo.models.adapter import ADAPTER, load_lora
 from hyvideo.models.encoders import load_encoders
-from hyvideo.models.loading import load_transformer
-from hyvideo.models.model_folder import check_layout, check_values
+from hyvideo.models.loading import load_transformer, load_vae
+from hyvideo.models.model_folder import check_layout
 from hyvideo.models.weight_files import StateDict, fill
-from tests.support.fuzzing import SCALARS, TEXTS, changed, fuzz, json_files, only_value_errors
-from tests.support.original_layout import original_transformer, original_transformer_tensors, transformer_config_json
+from tests.support.fuzzing import SCALARS, TEXTS, fuzz, json_files, only_value_errors
+from tests.support.original_layout import original_transformer, original_transformer_tensors
 
 NETWORK = original_transformer("480p_t2v")
 STATE = {name: tensor.clone() for name, tensor in NETWORK.state_dict().items()}
@@ -81,49 +82,35 @@ def test_any_state_is_renamed_whole_or_refused(faults: list):
         assert sum(map(torch.numel, renamed.values())) == sum(map(torch.numel, found.values()))
 
 
-CONFIG = transformer_config_json(NETWORK.config)
+def load_all_encoders(root: Path) -> None:
+    check_layout(root, None)
+    load_encoders(root, None, vision=False)
 
 
-@fuzz(2)
-@given(st.one_of(changed(CONFIG), st.dictionaries(st.sampled_from([*CONFIG]), SCALARS).map(CONFIG.__or__)))
-def test_any_config_is_understood_or_refused_by_name(config: dict):
-    if isinstance(config, dict):
-        with only_value_errors("config.json"):
-            sizes = conversion.diffusers_transformer_config(config, 16, "config.json")
-            check_values(sizes, Path("config.json"))  # as before a network is made
-            assert 0 < sizes["num_layers"] <= 1000
-        with only_value_errors("config.json"):
-            conversion.diffusers_vae_config(config, "config.json")
+LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "transformer/480p_t2v/config.json": ("original_root", lambda root: load_transformer(root, "480p_t2v")),
+    "vae/config.json": ("original_root", load_vae),
+    "text_encoder/config.json": ("tiny_root", load_all_encoders),
+    "text_encoder_2/config.json": ("tiny_root", load_all_encoders),
+    "tokenizer/tokenizer.json": ("tiny_root", load_all_encoders),
+    "tokenizer/tokenizer_config.json": ("tiny_root", load_all_encoders),
+    "tokenizer_2/tokenizer_config.json": ("tiny_root", load_all_encoders),
+}
+"""A file beside weights, whose layout it is of, and what reads it."""
 
 
-@fuzz(10)
-@given(json_files(CONFIG))
-def test_any_config_beside_weights_loads_or_is_refused_by_name(original_root: Path, tmp_path: Path, config: bytes):
-    folder = tmp_path / "transformer" / "480p_t2v"
-    if not folder.exists():
-        shutil.copytree(original_root / "transformer" / "480p_t2v", folder)
-    (folder / "config.json").write_bytes(config)
-    with only_value_errors(folder):
-        load_transformer(tmp_path, "480p_t2v")
-
-
-ENCODERS = "text_encoder/config.json text_encoder_2/config.json tokenizer/tokenizer.json ".split()
-ENCODERS += "tokenizer/tokenizer_config.json tokenizer_2/tokenizer_config.json".split()
-
-
-@fuzz(5)
-@given(st.sampled_from(ENCODERS), st.data())
-def test_any_files_of_the_encoders_load_or_are_refused_by_name(tiny_root, tmp_path, name, data):
-    root, content = tmp_path / "root", (tiny_root / name).read_text()
+@pytest.mark.parametrize("name", LOADERS)
+@fuzz(6)
+@given(st.data())
+def test_any_file_beside_weights_loads_or_is_refused_by_name(request, tmp_path: Path, name: str, data: st.DataObject):
+    layout, load = LOADERS[name]
+    valid, root = json.loads((request.getfixturevalue(layout) / name).read_text()), tmp_path / "root"
     if not root.exists():
-        shutil.copytree(tiny_root, root)
-    try:
-        (root / name).write_bytes(data.draw(json_files(json.loads(content))))
-        with only_value_errors(root):
-            check_layout(root, None)
-            load_encoders(root, None, vision=False)
-    finally:
-        (root / name).write_text(content)
+        shutil.copytree(request.getfixturevalue(layout), root)
+    one_by_one = st.dictionaries(st.sampled_from([*valid]), SCALARS).map(lambda new: json.dumps(valid | new).encode())
+    (root / name).write_bytes(data.draw(json_files(valid) | one_by_one))
+    with only_value_errors(root):
+        load(root)
 
 
 MODULES = ("double_blocks.1.img_attn_q", "txt_in.individual_token_refiner.blocks.1.self_attn_qkv", "final_layer.linear")

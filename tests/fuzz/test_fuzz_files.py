@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 
 from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.tensors import MANIFEST, Manifest, verify_files
-from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
+from hyvideo.checkpoint.train_state import FACTS, begin_save, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.data.images import MAX_PIXELS, read_image
 from hyvideo.data.prompts import COLUMNS, read_prompts
@@ -60,15 +59,6 @@ def test_any_manifest_is_true_or_refused_by_name(checkpoint: Path, data: st.Data
     (checkpoint / MANIFEST).write_bytes(before)
 
 
-@pytest.mark.parametrize(("name", "read"), [(MANIFEST, verify_files), (FACTS, read_facts)])
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_never_ends_is_not_read(checkpoint: Path, name: str, read: Callable, kind: str):
-    (checkpoint / name).unlink()
-    os.mkfifo(checkpoint / name) if kind == "pipe" else (checkpoint / name).symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=f"{checkpoint}.*it is a pipe, socket or device"):
-        read(checkpoint)
-
-
 STEPS = ["step_2", "step_1", "step_", "step_02", "step_٢", "step_1_0", "step_" + "9" * 300, "../secret"]
 NAMES = st.one_of(TEXTS, st.sampled_from(STEPS))
 
@@ -83,22 +73,6 @@ def test_any_facts_and_any_pointer_resume_or_are_refused_by_name(checkpoint: Pat
         with only_value_errors(checkpoint.parent):
             chosen = open_run_folder(config).resume_from
             assert chosen is None or (chosen.parent == checkpoint.parent and read_facts(chosen)["step"] >= 0)
-
-
-@fuzz(10)
-@given(NAMES.filter(lambda name: name not in ("", ".", "..") and "/" not in name and "\0" not in name))
-def test_only_step_and_a_number_is_a_checkpoint(checkpoint: Path, name: str):
-    other = checkpoint.parent / os.fsdecode(name.encode("utf-8", "surrogatepass"))[:200]
-    if other.exists():
-        return
-    other.mkdir()
-    (other / FACTS).write_text("{}")
-    number = other.name.removeprefix("step_")
-    numbered = number.isdecimal() and number.isascii() and len(number) <= 18
-    assert latest_checkpoint(checkpoint.parent) == checkpoint
-    assert (other in checkpoints_of(checkpoint.parent)) == (numbered and other.name.startswith("step_"))
-    (other / FACTS).unlink()
-    other.rmdir()
 
 
 @pytest.fixture
@@ -246,28 +220,36 @@ def test_any_damage_to_a_run_folder_gives_a_report_or_a_reason(run_folder: Path,
         path.write_bytes(before)
 
 
-ALPHABET = st.text(st.sampled_from("prompt,index,seed,ref_image_path\n\r\"\0 \t'15-é\ufeff"), max_size=60)
-IMAGES = ("inside.png", "../secret.png", "link.png", "folder/a.png", "loop", "pipe", "folder", "../root/inside.png")
-WORDS = ["a cat", "", "0", "7", "-1", "9" * 19, "9" * 5000, "٣", "1.0", "1e3", "nan", "\0", "~", "."]
-PATHS = [*IMAGES, "/etc/passwd", "/dev/zero", "inside.png\0", "a" * 300, "../" * 400 + "etc/passwd"]
-SIGNS = ["=1+1", "\u2028", "\ufeff", "\r", "\n", '"', ",", "x" * 140_000]
-CELLS = st.sampled_from(WORDS) | st.sampled_from(PATHS) | st.sampled_from(SIGNS) | st.text(max_size=8)
-HEADERS = st.permutations(COLUMNS) | st.lists(st.sampled_from(COLUMNS) | CELLS, min_size=1, max_size=5)
-QUOTINGS = (lambda text: '"{}"'.format(text.replace('"', '""')), str, '"{}'.format)
+PATHS = ["inside.png", "../secret.png", "link.png", "folder/a.png", "loop", "pipe", "folder", "../root/inside.png"]
+PATHS += ["/etc/passwd", "/dev/zero", "inside.png\0", "a" * 300, "../" * 400 + "etc/passwd"]
+WORDS = [
+    "a cat",
+    "",
+    "0",
+    "-1",
+    "9" * 5000,
+    "٣",
+    "1.0",
+    "nan",
+    "~",
+    "=1+1",
+    "\u2028",
+    "\ufeff",
+    "\n",
+    '"',
+    "x" * 140_000,
+]
+CELLS = st.sampled_from(WORDS) | st.sampled_from(PATHS) | st.text(max_size=8)
 
 
 @st.composite
 def csv_texts(draw: st.DrawFn) -> bytes:
-    """A header and rows, written in one of the ways that programs write them, and some that none does."""
-    header = draw(HEADERS)
-    rows = draw(st.lists(st.lists(CELLS, min_size=0, max_size=len(header) + draw(st.integers(0, 1))), max_size=4))
-    separator = draw(st.sampled_from([",", ",", ",", ", ", ";", "\t"]))
-    quoted = draw(st.sampled_from([QUOTINGS[0], *QUOTINGS]))
-    lines = [separator.join(map(quoted, row)) for row in [header, *rows]]
-    text = draw(st.sampled_from(["\n", "\r\n", "\r"])).join(lines)
-    text = draw(st.sampled_from(["", "", "\ufeff", "\ufeff\ufeff"])) + text
-    encoding = draw(st.sampled_from(["utf-8", "utf-8", "utf-8", "utf-16", "utf-32-be", "latin-1", "cp1252"]))
-    return text.encode(encoding, "surrogatepass" if "utf" in encoding else "replace")
+    """A header and rows as programs write them, with a cell too many or too few, or damaged."""
+    header = draw(st.permutations(COLUMNS) | st.lists(st.sampled_from(COLUMNS) | CELLS, min_size=1, max_size=5))
+    rows = draw(st.lists(st.lists(CELLS, max_size=len(header) + 1), max_size=4))
+    lines = [",".join('"{}"'.format(cell.replace('"', '""')) for cell in row) for row in [header, *rows]]
+    content = draw(st.sampled_from(["\n", "\r\n", "\r"])).join(lines).encode("utf-8", "surrogatepass")
+    return draw(st.just(content) | damaged(content))
 
 
 @pytest.fixture
@@ -291,10 +273,7 @@ def listing(folder: Path) -> list[tuple[str, int]]:
 
 
 @fuzz()
-@given(
-    csv_texts() | csv_texts() | st.binary(max_size=60) | ALPHABET.map("prompt,index,seed\n{}".format).map(str.encode),
-    st.booleans(),
-)
+@given(csv_texts(), st.booleans())
 def test_any_csv_gives_prompts_or_a_value_error_that_names_the_file(root: Path, content: bytes, confined: bool):
     (root / "prompts.csv").write_bytes(content)
     before = listing(root.parent)
@@ -307,13 +286,6 @@ def test_any_csv_gives_prompts_or_a_value_error_that_names_the_file(root: Path, 
         assert all(image.is_file() for image in images)
         assert not confined or all(image.resolve().is_relative_to(root) for image in images)
     assert listing(root.parent) == before
-
-
-@fuzz(5)
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r")).map(str.strip).filter(bool), min_size=1))
-def test_any_texts_written_as_csv_come_back(tmp_path: Path, texts: list[str]):
-    (tmp_path / "prompts.csv").write_bytes("\n".join(["prompt", *map(QUOTINGS[0], texts)]).encode())
-    assert [prompt.text for prompt in read_prompts([tmp_path / "prompts.csv"])] == texts
 
 
 FILES = []  # small images, with what such files carry beside the pixels

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import ByT5Tokenizer, Qwen2_5_VLConfig
 
+from hyvideo.models import upsampler
 from scripts.tiny.components import build_tokenizer
 from tests.support import tiny_model
 
@@ -118,37 +119,16 @@ def save_super_resolution(root: Path) -> Path:
 
 
 def save_upsampler(folder: Path, name: str, **settings: Any) -> dict[str, Tensor]:
-    """Write a random latent upsampler with the authors' names; returns its tensors."""
-    channels, tensors, generator = tiny_model.LATENT_CHANNELS, {}, torch.Generator().manual_seed(1)
-
-    def add(name: str, into: int, out: int, size: int = 3) -> None:
-        scale = (into * size**3) ** -0.5
-        tensors[f"{name}.weight"] = torch.randn(out, into, size, size, size, generator=generator) * scale
-        tensors[f"{name}.bias"] = torch.randn(out, generator=generator) * 0.1
-
-    config = {"_class_name": name, "out_channels": channels, **settings}
-    if name == "SRTo720pUpsampler":
-        config["in_channels"], hidden = channels, settings["hidden_channels"]
-        add("in_conv.conv", channels, hidden)
-        for block in range(settings["num_blocks"]):
-            for layer in (0, 2, 4):
-                add(f"blocks.{block}.block.{layer}.conv", hidden, hidden)
-        add("out_conv.conv", hidden, channels)
-    else:
-        config["z_channels"], width = channels, settings["block_out_channels"][0]
-        add("conv_in.conv", channels, width)
-        for level, out in enumerate(settings["block_out_channels"]):
-            for block in range(settings["num_res_blocks"] + 1):
-                where = f"up.{level}.block.{block}"
-                for number, into in ((1, width), (2, out)):
-                    tensors[f"{where}.norm{number}.gamma"] = 1 + 0.1 * torch.randn(into, 1, 1, 1, generator=generator)
-                    add(f"{where}.conv{number}.conv", into, out)
-                if width != out:
-                    add(f"{where}.nin_shortcut", width, out, 1)
-                width = out
-        tensors["norm_out.gamma"] = 1 + 0.1 * torch.randn(width, 1, 1, 1, generator=generator)
-        add("conv_out.conv", width, channels)
-    save_shards(_folder(folder, config), tensors, 1)
+    """Write a random latent upsampler; returns its tensors. Its test's formulas pin the authors' names."""
+    channels, generator = tiny_model.LATENT_CHANNELS, torch.Generator().manual_seed(1)
+    own = "in_channels" if name == "SRTo720pUpsampler" else "z_channels"
+    sizes = {own: channels, "out_channels": channels, **settings}
+    tensors = {}
+    for ours, weight in upsampler.CLASSES[name](**sizes).state_dict().items():
+        random = torch.randn(weight.shape, generator=generator)
+        near = {"weight": random * weight[0].numel() ** -0.5, "bias": random * 0.1, "gamma": 1 + 0.1 * random}
+        tensors[ours.replace(".conv_shortcut.", ".nin_shortcut.")] = near[ours.rpartition(".")[2]]
+    save_shards(_folder(folder, {"_class_name": name, **sizes}), tensors, 1)
     return tensors
 
 

@@ -151,22 +151,16 @@ PATH = OWN[1]
 IDEAS = "tests.support.own_ideas"
 
 
-def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(prompts_csv, tmp_path):
-    def bundled(name: str, **settings: object) -> Run:
-        root = support.REPOSITORY / "assets" / "tiny"
-        return support.training_of(support.arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
-
-    whole, first = bundled("whole", max_steps=2), bundled("first", max_steps=1)
-    before = weights_of(whole)
-    whole.train()
-    after = weights_of(whole)
+def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupted_one(make_training):
+    whole, first = make_training(algorithm=PATH, max_steps=2), make_training(algorithm=PATH, max_steps=1)
     assert isinstance(whole.algorithm, RewardWeighted)
-    assert any(not torch.equal(after[name], before[name]) for name in before)
-    first.train()
-    resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=first.folder.checkpoints / "step_1")
+    for training in (whole, first):
+        training.train()
+    given = first.folder.checkpoints / "step_1"
+    resumed = make_training(algorithm=PATH, max_steps=2, resume_from_checkpoint=given)
     resumed.train()
     assert rows_of(resumed.folder.path) == rows_of(whole.folder.path)[1:]
-    assert_same(weights_of(resumed), after)
+    assert_same(weights_of(resumed), weights_of(whole))
 
 
 @pytest.mark.parametrize(

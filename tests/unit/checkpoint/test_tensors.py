@@ -206,10 +206,11 @@ def finish_where_ranks_differ(folder: Path) -> None:
     run.pending = save
     run.finish_save(wait=False)
     assert run.pending is None and gather(latest_checkpoint(folder)) == [folder / "step_1"] * 2
-    with nullcontext() if main else limited(resource.RLIMIT_FSIZE, 256):  # its files end as on a full disk
-        run.pending = begin_save(folder, 2, state, {}, beside_training=True)
-        with pytest.raises(SaveError, match=r"Cannot save .*File too large.*Earlier checkpoints are intact"):
-            run.finish_save()
+    for beside in (True, False):
+        with nullcontext() if main else limited(resource.RLIMIT_FSIZE, 256):  # its files end as on a full disk
+            with pytest.raises(SaveError, match=r"Cannot save .*File too large.*Earlier checkpoints are intact"):
+                run.pending = begin_save(folder, 2, state, {}, beside_training=beside)
+                run.finish_save()
     gather(0)
     assert latest_checkpoint(folder) == folder / "step_1" and not list(folder.glob("*.partial"))
 

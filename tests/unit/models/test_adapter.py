@@ -1,6 +1,5 @@
 """Adapters and names of weights: exact in both layouts and directions, and refused where they do not fit."""
 
-import json
 import re
 from pathlib import Path
 from unittest import mock
@@ -14,13 +13,11 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from hyvideo.models import adapter as adapters
 from hyvideo.models import conversion
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
-from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original
 from hyvideo.models.parallelize import prepare_policy
 from tests.support import original_layout
 from tests.support.equal_runs import assert_same
@@ -90,63 +87,6 @@ def test_a_shift_of_the_latents_is_kept_and_a_missing_setting_named():
     del config["ffactor_spatial"]
     with pytest.raises(ValueError, match="'x' lacks ffactor_spatial"):
         conversion.diffusers_vae_config(config, "x")
-
-
-RANK, ALPHA = 4, 6
-MODULES = ("double_blocks.1.img_attn_q", "double_blocks.0.txt_mlp.fc1", f"{REFINER}.self_attn_qkv")
-MODULES += ("final_layer.adaLN_modulation.1", "final_layer.linear")
-
-
-@pytest.fixture
-def transformer() -> HunyuanVideo15Transformer3DModel:
-    return original_layout.original_transformer("480p_t2v")
-
-
-@pytest.fixture
-def adapter(transformer) -> dict[str, Tensor]:
-    weights, tensors = dict(original_tensors(transformer.state_dict())), {}
-    generator = torch.Generator().manual_seed(1)
-    for module in MODULES:
-        rows, columns = weights[f"{module}.weight"].shape
-        tensors[f"{module}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator)
-        tensors[f"{module}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator)
-    return tensors
-
-
-def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) -> Path:
-    note = json.dumps({"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings)
-    save_file(tensors, folder / ADAPTER_FILE, metadata={"lora_adapter_metadata": note})
-    return folder
-
-
-def product(adapter: dict[str, Tensor], module: str) -> Tensor:
-    return adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
-
-
-def test_an_adapter_of_original_keys_comes_back_as_the_same_function(transformer, adapter):
-    renamed, settings = adapter_to_diffusers(adapter, {"r": RANK, "lora_alpha": ALPHA}, transformer.state_dict())
-    back, _ = adapter_to_original(renamed, settings)
-    for module in MODULES:
-        torch.testing.assert_close(product(back, module), product(adapter, module), rtol=1e-5, atol=1e-5)
-
-
-ZEROS = torch.zeros(4, 32)
-OTHER = {"double_blocks.9.img_attn_q.lora_A.weight": ZEROS, "double_blocks.9.img_attn_q.lora_B.weight": ZEROS.T}
-
-
-@pytest.mark.parametrize(
-    ("changed", "settings", "message"),
-    [
-        (OTHER, {}, r"double_blocks\.9\.img_attn_q\.lora_A\.weight is of a module this transformer lacks"),
-        ({f"{MODULES[0]}.lora_B.weight": None}, {}, "double_blocks.1.img_attn_q needs lora_A and lora_B"),
-        ({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}, {}, "does not fit this transformer"),
-        ({}, {"use_dora": True}, "it sets use_dora"),
-    ],
-)
-def test_an_adapter_that_does_not_fit_is_refused(transformer, adapter, tmp_path, changed, settings, message):
-    adapter = {name: tensor.contiguous() for name, tensor in (adapter | changed).items() if tensor is not None}
-    with pytest.raises(ValueError, match=message):
-        load_lora(transformer, write_adapter(tmp_path, adapter, **settings))
 
 
 @pytest.mark.parametrize(

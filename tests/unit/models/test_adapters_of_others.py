@@ -195,11 +195,12 @@ def test_what_peft_and_diffusers_themselves_save_is_loaded_with_its_scale_and_no
         load_lora(network(), tmp_path / "peft")
 
 
-FORMS = [("lora", None), ("lora_original", None), ("comfyui", "kohya for ComfyUI"), ("musubi", "musubi-tuner")]
+FORMS = {"lora": "this project", "lora_original": "the original"}
+FORMS |= {"comfyui": "kohya for ComfyUI", "musubi": "musubi-tuner"}
 
 
 @pytest.mark.parametrize("modules", [["all-linear"], ["to_q", "add_v_proj"]])
-@pytest.mark.parametrize(("form", "program"), FORMS)
+@pytest.mark.parametrize(("form", "program"), FORMS.items())
 def test_our_adapter_does_elsewhere_what_it_does_here_and_comes_back_bit_for_bit(tmp_path, form, program, modules):
     transformer, back = network(), network()
     transformer.add_adapter(lora_config(RANK, ALPHA, modules), adapter_name=ADAPTER)
@@ -210,18 +211,16 @@ def test_our_adapter_does_elsewhere_what_it_does_here_and_comes_back_bit_for_bit
     load_lora(back, tmp_path / "out" / ADAPTER_FILE)
     assert_same(*(get_peft_model_state_dict(each, adapter_name=ADAPTER) for each in (back, transformer)))
     assert (back.peft_config[ADAPTER].r, back.peft_config[ADAPTER].lora_alpha) == (RANK, ALPHA)
-    if program:
-        program, written = PROGRAMS[program], load_file(tmp_path / "out" / ADAPTER_FILE)
-        expected, weights = (program.weights(state) for state in (merged(transformer), network().state_dict()))
-        for name, weight in weights.items():
-            key = program.key(name.removesuffix(".weight"))
-            if f"{key}.alpha" in written:
-                down, up, alpha = (
-                    written.pop(f"{key}.{end}") for end in ("lora_down.weight", "lora_up.weight", "alpha")
-                )
-                weight = weight + alpha / len(down) * up @ down
-            assert error(weight, expected[name]) < CLOSE
-        assert not written
+    program, written = PROGRAMS[program], load_file(tmp_path / "out" / ADAPTER_FILE)
+    expected, weights = (program.weights(state) for state in (merged(transformer), network().state_dict()))
+    for name, weight in weights.items():
+        key = program.key(name.removesuffix(".weight"))
+        if f"{key}.{program.down}.weight" in written:
+            down, up = (written.pop(f"{key}.{end}.weight") for end in (program.down, program.up))
+            alpha = written.pop(f"{key}.alpha", ALPHA / RANK * len(down))
+            weight = weight + alpha / len(down) * up @ down
+        assert error(weight, expected[name]) < CLOSE
+    assert not written
 
 
 UNET, PART = "lora_unet_double_blocks_0_", "lora_unet_double_blocks_0_img_attn_q"
@@ -267,9 +266,13 @@ def test_a_file_that_is_not_there_or_not_whole_is_named_before_a_model_is_read(t
         check_lora(path)
 
 
-def test_alpha_0_is_refused_in_settings_too(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"lora_alpha": 0}, "an adapter with alpha 0 changes nothing"), ({"use_dora": True}, "it sets use_dora")],
+)
+def test_settings_of_another_kind_of_adapter_are_refused(tmp_path, setting, said):
     path = write(PROGRAMS["PEFT"], layers_of(network().state_dict()), tmp_path / "mine.safetensors")
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | {"lora_alpha": 0}))
-    with pytest.raises(ValueError, match="an adapter with alpha 0 changes nothing"):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | setting))
+    with pytest.raises(ValueError, match=said):
         load_lora(network(), path)

@@ -42,31 +42,24 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
     return rehearse(*small(*flags), world_size=world_size, num_text=NUM_TEXT)
 
 
+ONE_PASS = "--algorithm grpo_one_pass --use_lora --sp_size 2 --batch_size 4 --anchor_fraction 0.5 --cfg_scale 4.0"
+MUCH = "--cfg_scale 4.0 --sp_size 4 --batch_size 2 --gradient_accumulation_steps 2 --sde_window sliding "
+MUCH += "--sde_window_size 1 --enable_compile true --encoder_offload true --activation_checkpointing elementwise"
+OF_IMAGES = "--pretrained_model_root absent --pretrained_transformer_version 480p_i2v --num_generations 1"
 ROUNDS = {
     "full": (2, ""),
     "lora": (2, "--use_lora true --use_muon false"),
     "an adapter and whole weights": (2, "--use_lora true --enable_fsdp false"),
-    "guidance, half of the anchor's pass": (2, "--cfg_scale 4.0 --sp_size 2 --batch_size 2 --anchor_fraction 0.5"),
-    "tokens on four ranks, accumulated, in a window, no product recomputed, compiled, encoders at rest": (
-        4,
-        "--cfg_scale 4.0 --sp_size 4 --batch_size 2 --gradient_accumulation_steps 2 --encoder_offload true "
-        "--activation_checkpointing elementwise --sde_window sliding --sde_window_size 1 --enable_compile",
-    ),
+    "half of the anchor's pass": (2, "--cfg_scale 4.0 --sp_size 2 --batch_size 2 --anchor_fraction 0.5"),
+    "four ranks, accumulated, in a window, no product recomputed, compiled, encoders at rest": (4, MUCH),
     "two videos on eight ranks": (8, "--cfg_scale 4.0 --sp_size 8 --batch_size 2"),
-    "image to video, with the published encoders": (
-        2,
-        "--pretrained_model_root absent --pretrained_transformer_version 480p_i2v --num_generations 1",
-    ),
+    "image to video, with the published encoders": (2, OF_IMAGES),
     "dance in a window": (2, "--sde_type dance_grpo --sde_window per_group --sde_window_size 1"),
     "flow, muon, offload": (2, "--sde_type flow_grpo --use_muon true --reference_mode_offload true"),
     "cps and copies": (2, "--sde_type cps --dp_replicate 2"),
     "nft, an average in host memory": (2, "--algorithm nft --ema_decay 0.9 --ema_offload"),
     "one GPU, an adapter in host memory": (1, "--use_lora --cpu_offload --batch_size 2"),
-    "an adapter in one pass": (
-        2,
-        "--algorithm grpo_one_pass --use_lora --sp_size 2 --batch_size 4 --anchor_fraction 0.5 --cfg_scale 4.0 "
-        "--activation_checkpointing elementwise --offload encoders",
-    ),
+    "an adapter in one pass": (2, f"{ONE_PASS} --activation_checkpointing elementwise --offload encoders"),
     "nft, guided adapter": (2, "--algorithm nft --use_lora --reference_mode_offload --cfg_scale 4.0"),
 }
 

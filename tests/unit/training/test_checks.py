@@ -60,6 +60,10 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
         (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
+        (["--gradient_accumulation_steps", str(10**12)], "gradient_accumulation_steps is 1000000000000, but must lie"),
+        (["--collective_timeout", str(10**15)], "collective_timeout is 1000000000000000, but must lie"),
+        (["--sample_n_frames", str(4 * 10**12 + 1)], "GiB per decoded video, but must be at most"),
+        (["--rollout_size", "99984x99984"], "rollout_size 99984x99984 with 81 frames is 2,262.4 GiB"),
     ],
 )
 def test_a_broken_rule_says_what_was_received_and_what_to_do(base, argv, message):
@@ -108,10 +112,12 @@ def test_all_problems_come_in_one_error_a_line_each(base):
     assert len(lines) == 4
 
 
-def test_a_zero_that_would_divide_is_reported_as_a_number_out_of_range(base):
-    zeros = [f"--{name}=0" for name in ("sp_size", "batch_size", "num_generations", "grpo_sampling_steps")]
-    lines = problems([*base, *zeros])
-    assert len(lines) == 4 and all("must lie in" in line for line in lines)
+@pytest.mark.parametrize("number", [0, 10**12])
+def test_a_zero_that_would_divide_and_what_no_memory_holds_are_reported_as_numbers_out_of_range(base, number):
+    names = ["batch_size", "num_generations", "grpo_sampling_steps", *(["sp_size"] if number == 0 else [])]
+    lines = problems([*base, *(f"--{name}={number}" for name in names)])
+    assert len(lines) == len(names)
+    assert all(any(f"{name} is {number}, but must lie in" in line for line in lines) for name in names)
 
 
 def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, tiny_root, tmp_path):

@@ -1,7 +1,5 @@
 """Rounds are compared with those of other weights on the same prompts and noise, and the videos of a group."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -38,18 +36,6 @@ def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weigh
     after = collect(*parts)
     expected = float((before.scores.total - after.scores.total).mean())
     assert gain_over(*parts, before) == expected != 0.0
-
-
-@pytest.mark.parametrize("adapter", [{}, {"use_lora": True}], ids=["all weights", "a fresh adapter"])
-def test_a_resumed_run_is_compared_with_the_same_base(make_training, adapter: dict[str, Any]):
-    flags = {"max_steps": 3, "learning_rate": 1e-2, "save_interval": 2, "base_interval": 2} | adapter
-    whole = make_training(**flags)
-    whole.train()
-    checkpoint = whole.folder.checkpoints / "step_2"
-    resumed = make_training(**flags, resume_from_checkpoint=checkpoint)
-    resumed.train()
-    (last,) = rows_of(resumed.folder.path)
-    assert last == rows_of(whole.folder.path)[2] and last["reward/over_base"] != 0.0
 
 
 def test_diversity_is_the_root_mean_square_distance_from_the_groups_mean():

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from hyvideo.checkpoint.train_state import FACTS, read_facts
-from hyvideo.models.adapter import load_lora
+from hyvideo.checkpoint.train_state import FACTS
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.state import RunState, changed_settings, code_version
 from tests.support.equal_runs import assert_same
-from tests.support.pipelines import load_tiny_pipeline
 from tests.support.training import write_prompts
 
 
@@ -148,18 +146,6 @@ def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_trainin
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {file.name} has other content"):
         training.state.load(checkpoint)
-
-
-def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_training, tiny_root: Path):
-    training = make_training(max_steps=2, use_lora=True)
-    training.train()
-    checkpoint = training.folder.checkpoints / "step_2"
-    fresh = load_tiny_pipeline(tiny_root).transformer
-    load_lora(fresh, checkpoint / "lora")
-    expected = dict(training.state.transformer.named_parameters())
-    assert all(torch.equal(p, expected[name]) for name, p in fresh.named_parameters())
-    trained = read_facts(checkpoint)["trained"]
-    assert trained and all("lora_" in name for name in trained)
 
 
 HASH = "[0-9a-f]{16}"

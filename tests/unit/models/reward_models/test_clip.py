@@ -1,7 +1,6 @@
 """CLIPScore, PickScore and CLIP-IQA of a tiny CLIP of the real classes, against the library's own forward pass."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -151,7 +150,7 @@ def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint):
         ClipIqa(RewardContext(), str(checkpoint), scale="published")
 
 
-def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
+def test_a_clip_with_missing_files_or_weights_or_for_other_images_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
         PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
@@ -164,11 +163,4 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     weights.pop("visual_projection.weight")
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="lacks weights: visual_projection.weight"):
-        ClipScore(RewardContext(), str(copy))
-    (copy / "model.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match=f"Cannot read '{copy}/model.safetensors', 3 bytes"):
-        ClipScore(RewardContext(), str(copy))
-    (copy / "merges.txt").unlink(missing_ok=True)
-    os.mkfifo(copy / "merges.txt")
-    with pytest.raises(ValueError, match=r"merges\.txt' cannot be used: it is a pipe"):
         ClipScore(RewardContext(), str(copy))

@@ -83,19 +83,6 @@ def test_what_fails_is_tried_again_and_what_keeps_failing_fails_its_own_videos_a
     assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
 
 
-def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(caplog):
-    with server_process(seconds=0.3) as (url, process), caplog.at_level(logging.WARNING):
-        reward = remote(url)
-        scoring = reward.begin()
-        scoring.add(VIDEOS, PROMPTS)
-        scoring._results[0][0].result()  # the first two videos are done; the others take 0.6 s
-        time.sleep(0.3)
-        process.kill()
-        total = reward.finish(scoring).total
-    assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
-    assert "2 videos have no score" in caplog.text
-
-
 BRIGHTNESS = {"metrics": ["brightness", "length"], "reads": "memory", "description": "grey"}
 INTRODUCTION = json.dumps({"rewards": {"brightness": BRIGHTNESS}, "video_fps": 24.0, "max_body_bytes": 2**30})
 HEAD = b"HTTP/1.1 200 OK\r\nX: "
