@@ -480,7 +480,11 @@ class Run:
         first = self.folder.samples / "step_0"
         if folder == first or not (first / SCORES).is_file():
             return None
-        drifted = drift_of(pairs_of(read_scored_videos(first), read_scored_videos(folder)))
+        try:
+            drifted = drift_of(pairs_of(read_scored_videos(first), read_scored_videos(folder)))
+        except ValueError as error:  # the base's videos were damaged or removed: training goes on
+            self.journal.console.main_warning(f"What else training changes was not measured: {error}")
+            return None
         if drifted:
             facts = {"updates": self.state.step} | asdict(drifted)
             replace_synced(self.folder.path / DRIFT, to_json(facts, indent=1, inf_nan_mode="constants") + b"\n")

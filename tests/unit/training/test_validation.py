@@ -61,10 +61,8 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
 
 
 def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was_validated(make_training):
-    measured, without = (
-        make_training(max_steps=2, validation_interval=1, validation_num_videos=4, validate_at_step0=at_start)
-        for at_start in (True, False)
-    )
+    settings = {"max_steps": 2, "validation_interval": 1, "validation_num_videos": 4}
+    measured, without = (make_training(**settings, validate_at_step0=at_start) for at_start in (True, False))
     for training in (measured, without):
         training.train()
     folder = measured.folder.path
@@ -77,6 +75,9 @@ def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was
         assert {name for name in row if name.startswith("drift/")} == names
     assert rows[1]["drift/contrast"] == expected.changes["contrast"].shift.mean != rows[0]["drift/contrast"]
     assert f"what changed until update 2, over 4 videos: {expected}" in (folder / "console.log").read_text()
+    (folder / "samples" / "step_0" / "scores.jsonl").write_text("no row\n")
+    assert measured._drift(folder / "samples" / "step_2") is None  # damaged while it trains, which goes on
+    assert "was not measured: " in (folder / "console.log").read_text()
     folder = without.folder.path
     assert not (folder / DRIFT).exists() and "drift/" not in (folder / "metrics.jsonl").read_text()
     assert (folder / "console.log").read_text().count("(validate_at_step0)") == 1
