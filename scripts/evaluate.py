@@ -1,7 +1,7 @@
 """Compare models, checkpoints or existing videos on the same prompts and seeds: a table with intervals, and win rates.
 
 Example: `python -m scripts.evaluate --prompts_csv assets/tiny/prompts/valid.csv --rewards moving_shapes
---model base assets/tiny --model trained assets/tiny outputs/demo/checkpoints/step_96 --output_dir outputs/evaluation`
+--model base assets/tiny --model trained assets/tiny outputs/demo/checkpoints/step_80 --output_dir outputs/evaluation`
 
 Every model samples its videos through generate.py, whose flags (`--num_inference_steps`, `--guidance_scale`, ...) may
 follow. Existing videos and scores are not made again: stop and restart it as you like.

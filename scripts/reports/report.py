@@ -113,7 +113,9 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     drifted = drift_of(gain.pairs) if gain else None
     rewards = [[pair[side].reward for pair in gain.pairs] for side in (0, 1)] if gain else [[], []]
     most = (
-        dict(zip(("most changed", "second most", "third most"), drifted.most_changed, strict=False)) if drifted else {}
+        dict(zip(("most changed,", "second most,", "third most,"), drifted.most_changed, strict=False))
+        if drifted
+        else {}
     )
     return {
         "run": run,

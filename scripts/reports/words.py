@@ -24,9 +24,9 @@ def fixed(value: float, decimals: int = 2) -> str:
     return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−") if math.isfinite(value) else "–"
 
 
-def signed(value: float) -> str:
-    """Write a difference with its sign and two decimals."""
-    return f"+{fixed(value)}" if round(value, 2) > 0 else fixed(value)
+def signed(value: float, decimals: int = 2) -> str:
+    """Write a difference with its sign and that many decimals."""
+    return f"+{fixed(value, decimals)}" if round(value, decimals) > 0 else fixed(value, decimals)
 
 
 def decimals_for(values: Collection[float]) -> int:

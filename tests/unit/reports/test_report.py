@@ -73,7 +73,7 @@ def test_a_report_shows_what_else_changed_and_the_pairs_that_changed_most(tmp_pa
     add_looks(run / "samples" / "step_30", 0.5 + 0.1 * (levels - 0.5))
     page = read(report_runs([run], run / "report.html"))
     words = " ".join(" ".join(page.words).split())
-    assert "spread -90 %" in words and "Most changed gain" in words and "flicker" in words
+    assert "spread -90 %" in words and "Most changed, gain" in words and "flicker" in words
     assert ("Spread among siblings" in words) == siblings
     assert "What else changed" not in " ".join(without.words)
     sources = [
