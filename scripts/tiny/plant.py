@@ -39,8 +39,19 @@ CONTROL = "shuffled"
 STEPS = 16
 SETTINGS = (
     *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--max_steps", str(STEPS), "--save_interval", "0"),
-    *("--validation_interval", str(STEPS), "--base_interval", "0", "--learning_rate", "4e-4", "--lr_warmup_steps", "0"),
-    *("--batch_size", "16", "--kl_weight", "0", "--drift_guard", "{}"),
+    *("--validation_interval", str(STEPS), "--base_interval", "0", "--learning_rate", "1e-3", "--lr_warmup_steps", "0"),
+    *(
+        "--batch_size",
+        "16",
+        "--kl_weight",
+        "0",
+        "--drift_guard",
+        "{}",
+        "--use_same_noise",
+        "false",
+        "--sage_clamp",
+        "3e-3",
+    ),
 )
 
 

@@ -34,7 +34,10 @@ from scripts.reports.improvement import HELD_OUT, HeldOutGains, read_held_out, w
 from scripts.tiny.comparison import TUNED_ON, Kept, gains, held_out_prompts, kept, tiny_looks
 
 KINDS = ("true", "shuffled")
-SETTINGS = ("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0", "--base_interval", "0")
+SETTINGS = (
+    *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0", "--base_interval", "0"),
+    *("--drift_guard", "{}"),
+)
 KEPT = "kept.json"
 """File of a run's folder that says what its training kept."""
 
