@@ -96,9 +96,9 @@ def _motion(frames: Tensor) -> tuple[float, float]:
     """Mean displacement (x, y) between successive frames `[F, h, w]` in widths: least squares of the optical flow.
 
     One displacement explains a pair of frames by their gradients (Lucas and Kanade 1981), so a moving object counts as
-    far as it has contours.
+    far as it has contours, and beyond a thirtieth of the width per frame a faster one counts no more.
     """
-    if len(frames) < 2:
+    if len(frames) < 2 or min(frames.shape[1:]) < 2:
         return 0.0, 0.0
     middle, change = (frames[1:] + frames[:-1]) / 2, frames.diff(dim=0)
     y, x = (gradient.flatten(1) for gradient in torch.gradient(middle, dim=(1, 2)))

@@ -230,7 +230,7 @@ class Run:
         """Train to the end, or until a signal asks to stop.
 
         Returns:
-            What stopped the run before its end, a signal's name or `GUARD`; None if nothing did.
+            What stopped the run before its end, a signal's name or a guard's; None if nothing did.
 
         Raises:
             NonFiniteUpdateError, RewardFailureError, SaveError: it cannot go on.
@@ -383,7 +383,6 @@ class Run:
             self._save()
         if guarded == "stop":
             self.state.finish_save()
-            self._stopped_by = GUARD
         elif stopped:
             self._stop_between_rounds()
         self._begin_round()
@@ -473,6 +472,10 @@ class Run:
         if drifted := broadcast_from_main(lambda: self._drift(folder)):
             self.drifted = self.state.step, drifted
             means |= drifted.metrics()
+        elif self.state.step and self.config.reward.drift_guard:
+            self.journal.console.main_warning(
+                "drift_guard saw nothing: the looks of videos of 3 or more prompts are not known from before training."
+            )
         return means, look
 
     def _drift(self, folder: Path) -> Drift | None:
@@ -491,15 +494,21 @@ class Run:
         return drifted
 
     def _guard(self, look: Look | None) -> Action | None:
-        """Let the guards look at a validation: keep the best checkpoint, act on an alarm, return what was done."""
-        guard, reward = self.state.guard, self.config.reward
+        """Let the guards look at a validation, the one with a judge first; return what was done."""
+        action, reward = self._heed_judge(look), self.config.reward
         step, drifted = self.drifted or (None, None)
-        if step == self.state.step and (fallen := fallen_spreads(drifted, reward.drift_guard)):
-            for told in fallen:
-                self.journal.console.main_warning(told)
-            if reward.reward_guard_action != "warn":
-                self.journal.console.info("stopped by drift_guard")
-                return "stop"
+        fallen = fallen_spreads(drifted, reward.drift_guard) if step == self.state.step else []
+        for told in fallen:
+            self.journal.console.main_warning(told)
+        if not fallen or reward.reward_guard_action == "warn" or action:
+            return action
+        self.journal.console.info("stopped by drift_guard")
+        self._stopped_by = "drift_guard"
+        return "stop"
+
+    def _heed_judge(self, look: Look | None) -> Action | None:
+        """Keep the best checkpoint by the judge, act on an alarm, return what was done."""
+        guard = self.state.guard
         if guard is None or look is None:
             return None
         alarm = guard.observe(look)
@@ -525,7 +534,8 @@ class Run:
             self.journal.console.info(f"rolled back: the policy is again {best}, learning rate x {ROLLBACK_RATE:g}")
         elif action == "stop":
             use = f"; use {self.folder.checkpoints / BEST}, which is {best.name}" if is_here else ""
-            self.journal.console.info(f"stopped by reward_guard{use}")
+            self.journal.console.info(f"stopped by {GUARD}{use}")
+            self._stopped_by = GUARD
         return action
 
     def _point_best_at(self, look: Look | None) -> None:

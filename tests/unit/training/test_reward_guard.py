@@ -128,7 +128,7 @@ def test_a_spread_that_falls_below_its_share_of_the_base_stops_the_run_or_warns_
     base.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     training.journal.metrics.close()
     training = guarded("alike", **settings, max_steps=3, resume_from_checkpoint="latest")
-    assert training.train() == (None if action == "warn" else "reward_guard")
+    assert training.train() == (None if action == "warn" else "drift_guard")
     assert len(rows_of(training.folder.path)) == (3 if action == "warn" else 2)
     record = read_run(training.folder.path)
     assert "drift_guard: the spread of border over 8 prompts is 0." in record.exploited
