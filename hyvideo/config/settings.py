@@ -19,7 +19,7 @@ _EXPECTED = {
     float: "a number",
     str: "text",
     list: "a list of text",
-    dict: "a mapping of names to numbers (as text: VQ=0.5 MQ=0.5, or JSON)",
+    dict: "a mapping of names to numbers (as text: name=0.5 ..., or JSON)",
 }
 
 

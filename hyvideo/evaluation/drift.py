@@ -5,14 +5,18 @@ and after training, as the reward is, so that a loss shows which the reward does
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic_core import to_json
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.evaluation.paired import Pair
 
@@ -220,33 +224,25 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
             before=float(old.mean()),
             after=float(new.mean()),
             shift=seed_interval((means[1] - means[0]) / unit, level),
-            spread=_relative([_left_out_variance(values) for values in means], level),
-            siblings=_relative([_left_out_mean(squares) for squares in inner], level) if siblings else None,
+            spread=_relative(partial(np.var, ddof=1), means, level),
+            siblings=_relative(np.mean, inner, level) if siblings else None,
         )
     largest = dict(sorted(changes.items(), key=lambda item: -max(item[1].clear().values(), default=0.0)))
     return Drift(largest, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
 
 
-def _relative(variances: Sequence[np.ndarray], level: float) -> Interval:
-    """Relative change of a standard deviation, from both variances `[P + 1]`: of all prompts, and without each."""
-    before, after = (np.log(variance + FLOOR**2) / 2 for variance in variances)
-    change, count = after - before, len(before) - 1
+def _relative(variance: Callable[[np.ndarray], float], sides: Sequence[np.ndarray], level: float) -> Interval:
+    """Jackknife the relative change of a standard deviation between two sides, of which prompts have values `[P]`."""
+    count = len(sides[0])
+    parts = [[side, *(np.delete(side, prompt) for prompt in range(count))] for side in sides]
+    before, after = ([math.log(variance(part) + FLOOR**2) / 2 for part in of_side] for of_side in parts)
+    change = np.subtract(after, before)
     interval = seed_interval(count * change[0] - (count - 1) * change[1:], level)
     ends = np.expm1(np.clip([interval.mean, interval.low, interval.high], -20, 20))
     return Interval(*map(float, ends), count)
 
 
-def _left_out_variance(values: np.ndarray) -> np.ndarray:
-    """Variances of values `[P]`: of all, and without each, `[P + 1]`."""
-    left = np.concatenate([[0.0], values - values.mean()])  # centred, so that the difference below loses no digits
-    counts = np.concatenate([[len(values)], np.full(len(values), len(values) - 1)])
-    squares, sums = np.square(left).sum() - np.square(left), -left
-    return np.maximum(squares - np.square(sums) / counts, 0) / (counts - 1)
-
-
-def _left_out_mean(squares: np.ndarray) -> np.ndarray:
-    """Means of squares `[P]`: of all, and without each, `[P + 1]`."""
-    left = np.concatenate([[0.0], squares])
-    return np.maximum(squares.sum() - left, 0) / np.concatenate(
-        [[len(squares)], np.full(len(squares), len(squares) - 1)]
-    )
+def write_drift(folder: Path, updates: int, drifted: Drift) -> None:
+    """Write to a run folder what its videos changed until so many updates."""
+    facts = {"updates": updates} | asdict(drifted)
+    replace_synced(folder / DRIFT, to_json(facts, indent=1, inf_nan_mode="constants") + b"\n")

@@ -6,12 +6,10 @@ import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-
-from pydantic_core import to_json
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -21,10 +19,10 @@ from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
 from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
-from hyvideo.data.files import LOCK, replace_synced
+from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main, gather
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.drift import DRIFT, Drift, drift_of
+from hyvideo.evaluation.drift import Drift, drift_of, write_drift
 from hyvideo.evaluation.paired import pairs_of
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.reward_models.registry import RewardFailureError
@@ -489,8 +487,7 @@ class Run:
             self.journal.console.main_warning(f"What else training changes was not measured: {error}")
             return None
         if drifted:
-            facts = {"updates": self.state.step} | asdict(drifted)
-            replace_synced(self.folder.path / DRIFT, to_json(facts, indent=1, inf_nan_mode="constants") + b"\n")
+            write_drift(self.folder.path, self.state.step, drifted)
         return drifted
 
     def _guard(self, look: Look | None) -> Action | None:

@@ -10,12 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
 import torch
-from pydantic_core import to_json
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
@@ -24,7 +22,7 @@ from hyvideo.config.schema import GrpoConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import process_group
-from hyvideo.evaluation.drift import DRIFT
+from hyvideo.evaluation.drift import write_drift
 from hyvideo.training.build import open_run
 from hyvideo.training.collect import Sampled, save_samples
 from hyvideo.training.run import Run
@@ -114,8 +112,7 @@ def _train_and_compare(training: Run) -> None:
             shown=shown,
         )
     if training.mesh.is_main:
-        facts = {"updates": training.state.step} | asdict(found.drift)
-        (training.folder.path / DRIFT).write_bytes(to_json(facts, indent=1, inf_nan_mode="constants"))
+        write_drift(training.folder.path, training.state.step, found.drift)
         _write(training, before, after, prompts)
         training.journal.console.info(str(found))
         training.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")

@@ -1,4 +1,4 @@
-"""The slow proof that drift names what changed: train for one look at a time, and see which look it names first.
+"""Train for one look at a time, and see which look drift names first.
 
 Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
