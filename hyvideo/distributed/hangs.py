@@ -60,11 +60,17 @@ class RollCall:
         return True
 
     def summary(self) -> str | None:
-        """Sum up the answers to the last question; None on all ranks but the first that answered."""
+        """Sum up the answers to the last question; None on all ranks but the first that answered.
+
+        None too where ranks are silent and no other waits: a rank that writes the report of a hang cannot answer.
+        """
         came = [rank for rank in range(dist.get_world_size()) if self._store.check([self._place(rank)])]
         if came[0] != dist.get_rank():
             return None
-        return summary_of({rank: json.loads(self._store.get(self._place(rank))) for rank in came}, self._hosts)
+        answers = {rank: json.loads(self._store.get(self._place(rank))) for rank in came}
+        if len(came) < dist.get_world_size() and not any(answer["waits"] for answer in answers.values()):
+            return None
+        return summary_of(answers, self._hosts)
 
     def _place(self, rank: int) -> str:
         return f"{_KEY}/{self._answered}/{rank}"
