@@ -59,7 +59,7 @@ class _Facts(BaseModel):
     began_at: NonNegativeInt = 0
     lora: _LoraFacts | None = None
     trained: list[str] = []
-    sampler: dict[str, int] = {}
+    sampler: dict[str, NonNegativeInt] = {}
     controller: dict[str, int | float | list[float]] | None = None
     anchor_equals_policy: bool | None = None
 

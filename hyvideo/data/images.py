@@ -8,9 +8,6 @@ from PIL import Image, ImageOps
 from hyvideo.config.outside import check_file
 from hyvideo.data.prompts import Prompt
 
-MAX_PIXELS = 2**26
-"""Largest number of pixels of an image (8192 x 8192): a file of a few kB may claim billions."""
-
 _UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
     *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
@@ -21,13 +18,11 @@ _UNREADABLE = (
 def read_image(path: str) -> Image.Image:
     """Read an image file as RGB, upright: cameras write how they were held. What lets light through lies on white.
 
-    A file that is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS is a ValueError.
+    A file that is missing, not an image, damaged, of 16 bits, or larger than Pillow allows is a ValueError.
     """
     try:
         check_file(path)
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:  # rarely used ones have a history of bugs
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
             seen = ImageOps.exif_transpose(image).convert("RGBA" if image.has_transparency_data else "RGB")

@@ -149,16 +149,15 @@ def _read(
             raise ValueError(f"{key[:200]} stands beside the same tensor with another ending. Remove one")
     found = {}
     for name, members in given.items():
-        if not {0, 1} <= set(members):
-            raise ValueError(f"{prefix}{name} needs lora_A and lora_B (or lora_down and lora_up); copy the file again")
-        down, up = members[0], members[1]
-        if not (down.is_floating_point() and up.is_floating_point() and down.ndim == up.ndim == 2):
-            raise ValueError(f"{prefix}{name} is of {down.dtype} and {up.dtype}; expected floating-point matrices")
-        if not 0 < len(down) == up.shape[1] <= _HIGHEST_RANK:
+        pair = [members[part] for part in (0, 1) if part in members]
+        matrices = len(pair) == 2 and all(matrix.is_floating_point() and matrix.ndim == 2 for matrix in pair)
+        if not matrices or not 0 < len(pair[0]) == pair[1].shape[1] <= _HIGHEST_RANK:
+            held = " and ".join(f"{matrix.dtype} {list(matrix.shape)}" for matrix in pair)
             raise ValueError(
-                f"{prefix}{name} has matrices of {list(down.shape)} and {list(up.shape)}; expected [rank, in] and "
-                f"[out, rank], with a rank of at most {_HIGHEST_RANK}. Copy the file again"
+                f"{prefix}{name} has {held or 'nothing'}; expected floating-point matrices lora_A [rank, in] and "
+                f"lora_B [out, rank] (or lora_down and lora_up) of rank 1 to {_HIGHEST_RANK}. Copy the file again"
             )
+        down, up = pair
         found[name] = (down, up, _scale(members.get(2), settings, name, len(down)))
     return found
 

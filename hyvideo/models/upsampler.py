@@ -75,8 +75,6 @@ class SRTo1080pUpsampler(nn.Module):
     ) -> None:
         super().__init__()
         width = block_out_channels[0]
-        if width % z_channels:
-            raise ValueError(f"block_out_channels begins with {width}, expected a multiple of z_channels {z_channels}")
         self.repeats = width // z_channels
         self.conv_in = HunyuanVideo15CausalConv3d(z_channels, width)
         self.up = nn.ModuleList()

@@ -76,29 +76,23 @@ class MetricsLog:
         self.discarded_path = run_dir / "metrics.discarded.jsonl"
         self.trackers = trackers
         self._claim = claim(run_dir)
-        self._last_step = self._keep_rows_up_to(math.inf)
+        self._keep_rows_up_to(math.inf)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
-        A value may be a 0-dim tensor. A ValueError if the step was logged before or a value is named "step"; an
-        OSError if the row cannot be written, or the folder was removed: a new one would not hold the rows before.
+        A value may be a 0-dim tensor. A ValueError if a value is named "step"; an OSError if the row cannot be written,
+        or the folder was removed: a new one would not hold the rows before.
         """
         if not (lock := self.path.with_name(LOCK)).exists():
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed or moved while it trained", str(lock))
         if "step" in values:
             raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
-        if self._last_step is not None and step <= self._last_step:
-            raise ValueError(
-                f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "
-                "A resumed run calls truncate_after(restored_step) first."
-            )
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         append_lines(self.path, [json.dumps(row, allow_nan=False)])
         if self.trackers:
             self.trackers.log(step, numbers)
-        self._last_step = step
 
     def truncate_after(self, step: int, began_at: int = 0) -> list[str]:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
@@ -108,7 +102,7 @@ class MetricsLog:
         that the run begins again, and which rows up to `step` were lost.
         """
         known = [int(row["step"]) for row in read_metrics(self.path)] if self.path.is_file() else []
-        self._last_step = self._keep_rows_up_to(step)
+        self._keep_rows_up_to(step)
         told = []
         if step == began_at and max(known, default=step) > step:
             told.append(
@@ -128,14 +122,13 @@ class MetricsLog:
         if self.trackers:
             self.trackers.close()
 
-    def _keep_rows_up_to(self, step: float) -> int | None:
-        """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
-        kept = keep_rows(self.path, self.discarded_path, step, lambda line: (_parse_row(line) or {}).get("step"))
-        return max(kept, default=None)
+    def _keep_rows_up_to(self, step: float) -> None:
+        """Split the file into rows up to `step` and the rest, which moves away."""
+        keep_rows(self.path, self.discarded_path, step, lambda line: (_parse_row(line) or {}).get("step"))
 
 
-def keep_rows(path: Path, discarded_path: Path, last: float, step_of: Callable[[bytes], int | None]) -> list[int]:
-    """Keep the lines of a log up to the step `last`, move the rest to another file; return the steps of those kept.
+def keep_rows(path: Path, discarded_path: Path, last: float, step_of: Callable[[bytes], int | None]) -> None:
+    """Keep the lines of a log up to the step `last`, and move the rest to another file.
 
     `step_of` gives the step of a line, None where it is not a row. Killed at any moment this loses no line.
     """
@@ -150,7 +143,6 @@ def keep_rows(path: Path, discarded_path: Path, last: float, step_of: Callable[[
     kept_lines = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if kept)
     if lines and kept_lines != path.read_bytes():
         replace_synced(path, kept_lines)
-    return [step for step, kept in zip(steps, keep, strict=True) if kept]
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:

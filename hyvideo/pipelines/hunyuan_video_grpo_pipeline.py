@@ -162,10 +162,6 @@ class Guidance:
     scale: float = 1.0
     negative: Conditioning | None = None
 
-    def __post_init__(self) -> None:
-        if self.scale != 1.0 and self.negative is None:
-            raise ValueError(f"Guidance with scale {self.scale} needs a negative conditioning; received None.")
-
 
 @dataclass(frozen=True)
 class Rollout:

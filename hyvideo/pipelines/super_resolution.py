@@ -12,7 +12,7 @@ import torch
 from diffusers.pipelines.hunyuan_video1_5.image_processor import generate_crop_size_list
 from torch import Tensor, nn
 
-from hyvideo.models.model_folder import download_command, is_diffusers_layout, read_json, transformer_folder
+from hyvideo.models.model_folder import download_command, read_json, transformer_folder
 from hyvideo.models.upsampler import enlarge
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     Conditioning,
@@ -74,13 +74,12 @@ STAGES = {"480p": Stage("720p_sr_distilled", 640, 960, 6), "720p": Stage("1080p_
 
 def stage_of(root: Path, version: str | None) -> Stage:
     """Return how the videos of a model are sharpened; a ValueError names each folder that is missing."""
-    if is_diffusers_layout(root):
-        raise ValueError(
-            f"--sr true needs the layout of the authors' downloads, with 'upsampler'; '{root}' is in that of diffusers."
-        )
     resolution = read_json(transformer_folder(root, version) / "config.json").get("ideal_resolution")
     if resolution not in STAGES:
-        raise ValueError(f"--sr true sharpens videos of {' or '.join(STAGES)}; this transformer makes {resolution!r}.")
+        raise ValueError(
+            f"--sr true sharpens videos of {' or '.join(STAGES)}, and needs the layout of the authors' downloads; the "
+            f"transformer of '{root}' makes {resolution or 'its videos in that of diffusers'}."
+        )
     stage = STAGES[resolution]
     absent = [folder for folder in stage.folders(root) if not (folder / "config.json").is_file()]
     if absent:

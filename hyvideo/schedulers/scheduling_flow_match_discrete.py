@@ -146,14 +146,11 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
     @register_to_config
     def __init__(self, shift: float = 5.0, num_train_timesteps: int = 1000, sage_clamp: float = 3e-3) -> None:
-        if not (math.isfinite(shift) and shift > 0):
-            raise ValueError(f"shift must be a positive number (1 leaves the schedule linear), got {shift}")
-        if num_train_timesteps < 1:
+        if not (0 < shift < math.inf and num_train_timesteps >= 1 and 0 < sage_clamp < 1):
             raise ValueError(
-                f"num_train_timesteps must be at least 1 (1000 for HunyuanVideo), got {num_train_timesteps}"
+                "expected a finite shift > 0 (1 leaves the schedule linear), num_train_timesteps >= 1 and sage_clamp "
+                f"in (0, 1), got {shift}, {num_train_timesteps} and {sage_clamp}"
             )
-        if not 0 < sage_clamp < 1:
-            raise ValueError(f"sage_clamp must lie strictly between 0 and 1 (3e-3 is the default), got {sage_clamp}")
         self.sigmas: Tensor | None = None
         self.timesteps: Tensor | None = None
         self._exact_sigmas: Tensor | None = None

