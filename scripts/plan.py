@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from hyvideo.planning.plan import Plan
     from hyvideo.planning.search import Search
 
-SEARCH = "also the nearest settings that fit, the cheapest sp_size and the largest videos and batches; a plan for each"
+SEARCH = "also the nearest settings that fit, and the cheapest sp_size; a plan for each"
 NOTHING_FITS = "no change of its settings that was tried fits: use more GPUs, larger ones, or use_lora"
-SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
 
 
 def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -137,7 +136,7 @@ def _verdict(plan: "Plan") -> str:
 
 
 def _print_search(search: "Search", *, fits: bool) -> dict:
-    """Print the nearest that fits, which `sp_size` costs least and the largest values that fit; returns them."""
+    """Print the nearest that fits, and which `sp_size` costs least; returns them."""
     from hyvideo.planning.search import flags_of
 
     found = {}
@@ -156,16 +155,9 @@ def _print_search(search: "Search", *, fits: bool) -> dict:
     fitting = [plan for plan in plans if plan.fits]
     cheapest = min(fitting, key=lambda plan: plan.gpu_seconds_per_video, default=None)
     print(f"  cheapest that fits: sp_size {cheapest.sp_size}" if cheapest else "  none of them fits")
-    print("largest that fits, all else unchanged", flush=True)
-    largest = {}
-    for name in SEARCHED:
-        largest[name] = search.largest(name)
-        told = "no value fits" if largest[name] is None else f"{largest[name][0]} ({largest[name][1]:.1f} GiB)"
-        print(f"  {name}: {told}", flush=True)
     return found | {
         "cheapest_sp_size": cheapest and cheapest.sp_size,
         "sp_sizes": {plan.sp_size: plan.as_json() for plan in plans},
-        "largest": {name: value and value[0] for name, value in largest.items()},
     }
 
 

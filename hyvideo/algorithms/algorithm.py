@@ -239,12 +239,10 @@ def micro_batches(pairs: Pairs, size: int, device: torch.device) -> list[tuple[P
 def over_micro_batches(
     measured: Sequence[Mapping[str, Tensor]], weights: Sequence[float], *, largest: Collection[str] = ()
 ) -> dict[str, float]:
-    """Reduce the numbers of all ranks' micro-batches with one read from the device: means, or maxima where named.
+    """Reduce the numbers of all ranks' micro-batches with one read from the device: means, or the `largest` ones.
 
-    Args:
-        measured: scalars of each of this rank's micro-batches, with the same names everywhere.
-        weights: share of each micro-batch in this rank's part of the update; they add up to 1.
-        largest: names whose largest value counts.
+    `measured` has scalars of each of this rank's micro-batches, with the same names everywhere, and `weights` the share
+    of each in this rank's part of the update; they add up to 1.
     """
     names = list(measured[0])
     table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double()

@@ -53,8 +53,7 @@ class ComparedRound:
 class StepGradients:
     """Sums up an update's gradients by the predicted velocity: of each step's policy loss, and of the KL term.
 
-    Args:
-        sensitivity: [K], ``d mean / d v`` of the sampler's steps.
+    `sensitivity` is ``d mean / d v`` of the sampler's steps, `[K]`.
     """
 
     def __init__(self, sensitivity: Tensor) -> None:
@@ -62,13 +61,10 @@ class StepGradients:
         self._sums: Tensor | None = None
 
     def add(self, policy_loss: Tensor, penalty: Tensor | None, mean: Tensor, index: Tensor) -> None:
-        """Add one micro-batch.
+        """Add one micro-batch of N pairs: means of their transitions `[N, ...]`, and their steps `[N]` beside these.
 
-        Args:
-            policy_loss: mean over its N pairs, with gradient.
-            penalty: lambda times their divergence; None where lambda is always 0.
-            mean: [N, ...] of their transitions.
-            index: [N] their steps, on the device of `mean`.
+        `policy_loss` is the mean over the pairs, with gradient, and `penalty` lambda times their divergence; None where
+        lambda is always 0.
         """
         norms = self.norms(policy_loss, mean, index)
         of_penalty = penalty
@@ -202,14 +198,11 @@ class GRPO(Algorithm):
     def update(
         self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool = False
     ) -> dict[str, float]:
-        """Make one optimizer update, then advance controller and anchor; return its metrics.
+        """Make one optimizer update of (video, step) `pairs`, then advance controller and anchor; return its metrics.
 
-        Args:
-            compared: the round.
-            pairs: the (video, step) pairs to train.
-            coefficient: weight of the KL term.
-            on_policy: the weights are still those of the rollout, as in a round's first update. Every ratio is then
-                exactly 1, also where other kernels or batch sizes let the replay round otherwise than the rollout.
+        `coefficient` weighs the KL term. With `on_policy` the weights are still those of the rollout, as in a round's
+        first update. Every ratio is then exactly 1, also where other kernels or batch sizes let the replay round
+        otherwise than the rollout.
         """
         num_pairs, published = len(pairs.sample_index), self.config.rollout.published
         on_policy = on_policy and "first_ratio" not in published
@@ -317,9 +310,7 @@ class GRPO(Algorithm):
     def divergence(self, position: Tensor, velocity: Tensor) -> Tensor:
         """Join the terms of the trust region (paper Eq. 15), each a mean over pairs; override it to weigh them anew.
 
-        Args:
-            position: distance from the anchor, with gradient; 0 where there is no anchor.
-            velocity: step away from the rollout's policy, with gradient.
+        They are the distance from the anchor, 0 where there is none, and the step away from the rollout's policy.
         """
         kl = self.config.kl
         if not kl.use_dual_kl:

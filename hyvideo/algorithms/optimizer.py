@@ -180,10 +180,8 @@ class Optimization:
         """Make the update; every rank calls it, with the same mean loss, to see whether it is finite.
 
         Without `signal` the update is counted, but weights, moments and average stay: what is left of the gradient is
-        rounding and the trust region, and Muon would make a step of ordinary length of them.
-
-        Raises:
-            NonFiniteUpdateError: on all ranks, where no more updates may be skipped; no weight was changed.
+        rounding and the trust region, and Muon would make a step of ordinary length of them. Where no more updates may
+        be skipped, all ranks raise a NonFiniteUpdateError, and no weight was changed.
         """
         parameters = self.parameters.values()
         rate = set_learning_rate(self.optimizers, self._config, self.updates, self.rate_scale)

@@ -93,12 +93,10 @@ def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None
 
 
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:
-    """Write a whole model that plain diffusers loads, and samples as this project does.
+    """Write a whole model to a new folder, which plain diffusers loads and samples as this project does.
 
-    Args:
-        pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
-        folder: where to, a new one.
-        guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
+    An adapter of the transformer must have been merged. The scheduler's shift is kept, and `guidance_scale` is that of
+    the classifier-free guidance that diffusers uses by default.
     """
     with without_diffusers_logs():
         components = pipeline.components | {
@@ -117,12 +115,9 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
 def export_original(
     transformer: HunyuanVideo15Transformer3DModel, folder: Path, config: dict[str, Any] | None = None
 ) -> None:
-    """Write a transformer in the original layout: a new `ckpts/transformer/<version>`.
+    """Write a transformer in the original layout, its adapter merged: a new `ckpts/transformer/<version>`.
 
-    Args:
-        transformer: an adapter must have been merged.
-        folder: its name is the version's.
-        config: config.json of the original version it was trained from; None makes one of the transformer's.
+    `config` is the config.json of the original version it was trained from; None makes one of the transformer's.
     """
     config = config or original_transformer_config(transformer.config)
     with new_folder(folder) as unfinished:

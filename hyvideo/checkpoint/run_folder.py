@@ -87,20 +87,14 @@ def open_run_folder(config: RunConfig) -> RunFolder:
     used = ", ".join(name for name, there in held.items() if there)
     if not used or folder.continues_itself:
         return folder
-    if wanted is None:
-        raise ValueError(
-            f"output_dir: '{path}' already holds a run ({used}). To continue it pass "
-            "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
-        )
     began = _began_from(path)
-    if began != (folder.resume_from and folder.resume_from.resolve()):
-        way_on = f"--resume_from_checkpoint {began or 'latest'}"
-        started = f" It continued '{began}', and has no checkpoint of its own yet." if began else ""
-        raise ValueError(
-            f"output_dir: '{path}' already holds another run ({used}).{started} To continue it pass {way_on}; to start "
-            f"from {folder.resume_from or 'the base model'} choose another --output_dir."
-        )
-    return folder
+    if wanted is not None and began == (checkpoint and checkpoint.resolve()):
+        return folder
+    started = f" It continued '{began}', and has no checkpoint of its own yet." if began else ""
+    raise ValueError(
+        f"output_dir: '{path}' already holds a run ({used}).{started} To continue it pass --resume_from_checkpoint "
+        f"{began or 'latest'}; to start from {checkpoint or 'the base model'} choose another --output_dir."
+    )
 
 
 def _began_from(path: Path) -> Path | None:

@@ -191,12 +191,9 @@ def _is_whole(chunks: list[ChunkStorageMetadata]) -> bool:
 
 
 def load_tensors(stored: StoredTensors | Path, tensors: Tensors, *, alone: bool = False) -> None:
-    """Fill `tensors` in place from a checkpoint; all ranks call it, each with its shards.
+    """Fill `tensors` in place from a finished checkpoint, which must hold all of them in their shapes.
 
-    Args:
-        stored: a finished checkpoint's folder, or its tensors if they are known already.
-        tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
-        alone: the tensors are whole, and other ranks need not call.
+    All ranks call it, each with its shards; where the tensors are whole, one may do so `alone`.
     """
     with nullcontext() if alone else all_or_none():
         stored = stored if isinstance(stored, StoredTensors) else StoredTensors(stored)

@@ -86,8 +86,7 @@ class PendingSave:
     def finish(self) -> Path:
         """Wait for the tensors, put the checkpoint in its place, point `latest` at it, then drop old ones.
 
-        Raises:
-            SaveError: it could not be written, on any rank; all raise it.
+        All ranks raise a SaveError if one could not write.
         """
         with _explained(self.target, self.partial):
             if self.written:
@@ -137,7 +136,8 @@ def begin_save(
 ) -> PendingSave:
     """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
 
-    A save must be finished before the next one begins.
+    A save must be finished before the next one begins. All ranks raise a SaveError if one could not write; earlier
+    checkpoints are intact.
 
     Args:
         folder: the run's `checkpoints` folder, made when missing.
@@ -149,9 +149,6 @@ def begin_save(
         write_more: called on the main rank with the unfinished folder to add files for other programs.
         beside_training: return when the tensors are copied to host memory; a thread writes them.
         collective_timeout: seconds that this thread waits for those of other ranks; None: as long as gloo does.
-
-    Raises:
-        SaveError: it could not be written, on any rank; earlier checkpoints are intact.
     """
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
 

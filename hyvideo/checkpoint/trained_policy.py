@@ -17,12 +17,9 @@ def load_trained_policy(
 ) -> None:
     """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
 
-    Those are all weights, or only the LoRA adapter, which is then added.
-
-    Args:
-        transformer: the base model, fresh from `load_transformer`.
-        checkpoint: folder `step_N` of a run's `checkpoints`, or `best` or `latest` there.
-        ema: take the average of the weights instead.
+    Those are all weights, or only the LoRA adapter, which is then added; with `ema` the average of the weights. The
+    transformer comes fresh from `load_transformer`, and the checkpoint is a folder `step_N` of a run's `checkpoints`,
+    or `best` or `latest` there.
     """
     checkpoint = named_checkpoint(checkpoint)
     facts, stored = _read(checkpoint, ema=ema)

@@ -27,9 +27,8 @@ def load_config(argv: Sequence[str]) -> Config:
 
     `--help` prints the manual and exits with 0. A run without `run_name` is named after its config files.
 
-    Raises:
-        ValueError: an unreadable file, an unknown flag or key, a value of the wrong type; the message names the flag or
-            file and key, what was expected and received, and for unknown names the nearest real one.
+    An unreadable file, an unknown flag or key and a value of the wrong type are a ValueError. It names the flag or file
+    and key, what was expected and received, and for unknown names the nearest real one.
 
     Example:
         >>> cfg = load_config(["--config", "configs/sage_8gpu.yaml", "configs/kl/moving.yaml", "--eta", "0.4"])

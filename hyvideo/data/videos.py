@@ -35,13 +35,9 @@ class VideoTooLargeError(ValueError):
 def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> None:
     """Write frames as H.264 that any browser plays. The file appears whole or not at all; its folder is made.
 
-    An OSError says that the encoder could not finish, for example on a full disk.
-
-    Args:
-        path: target, ending in `.mp4`.
-        frames: uint8 [F, H, W, 3] RGB, H and W even, on any device; kept at exactly this size.
-        fps: frames per second.
-        crf: x264's constant rate factor, from 0 (lossless) to 51; 16 is visually lossless.
+    `path` ends in `.mp4`, and `frames` are uint8 [F, H, W, 3] RGB, H and W even, on any device. `crf` is x264's rate
+    factor, from 0 (lossless) to 51; 16 is visually lossless. An OSError says that the encoder could not finish, for
+    example on a full disk.
     """
     options = ["-crf", str(crf), "-movflags", "+faststart"]
     form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}
@@ -104,10 +100,8 @@ def read_chosen(path: Path, choose: Callable[[int, float], Sequence[int]], *, ow
     decord, where it is installed, reads them by their numbers, without decoding the others. It runs in this process and
     reads 8-bit 4:2:0 only, so that other videos, and those of strangers, are read as `read_video` does.
 
-    Args:
-        path: the file; errors as of `read_video`.
-        choose: from the number of frames and the frames per second to the indices.
-        own: whether the file was made here.
+    `choose` gives the indices for the number of frames and the frames per second, and `own` says whether the file was
+    made here. Errors are those of `read_video`.
     """
     if own and find_spec("decord"):
         import decord

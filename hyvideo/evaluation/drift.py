@@ -27,7 +27,7 @@ LOOKS = {
     "brightness": "mean luminance",
     "contrast": "spread of luminance within a frame",
     "saturation": "mean difference of a pixel's largest and smallest channel",
-    "hue_spread": "how far the hues of a frame differ: 0 for one hue, 1 for opposite ones",
+    "hue_spread": "how far the strong hues of a frame differ: 0 for one hue, 1 for opposite ones",
     "sharpness": "mean absolute Laplacian of luminance",
     "motion": "mean absolute difference of successive frames",
     "motion_x": "mean motion to the right, in frame widths per frame",
@@ -66,6 +66,7 @@ def _looks(video: Tensor) -> dict[str, float]:
     chroma = stills.amax(-1) - stills.amin(-1)
     red, green, blue = stills.unbind(-1)
     hue = torch.stack([red - (green + blue) / 2, math.sqrt(0.75) * (green - blue)], -1)  # its angle, times chroma
+    hue = hue * hue.norm(dim=-1, keepdim=True)  # squared, so that grains of colour on grey count little
     strength = hue.norm(dim=-1).mean((1, 2))
     inner = luma[:, 1:-1, 1:-1]
     around = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
@@ -81,7 +82,7 @@ def _looks(video: Tensor) -> dict[str, float]:
         "brightness": float(luma.mean()),
         "contrast": float(luma.flatten(1).std(1, correction=0).mean()),
         "saturation": float(chroma.mean()),
-        "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.02)).mean()),
+        "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.02**2)).mean()),
         "sharpness": float((4 * inner - around).abs().mean()) if inner.numel() else 0.0,
         "motion": float(small.diff(dim=0).abs().mean()) if frames > 1 else 0.0,
         "motion_x": motion_x,

@@ -30,10 +30,7 @@ def group_advantages(
             that groups in which little differs count less; ``none``: 1 (Dr. GRPO, arXiv 2503.20783).
 
     Returns:
-        [B] advantages, dtype of rewards, always finite.
-
-    Raises:
-        ValueError: If a reward is infinite.
+        [B] advantages, dtype of rewards, always finite. An infinite reward is a ValueError.
 
     Example:
         >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, torch.nan]), num_generations=2)

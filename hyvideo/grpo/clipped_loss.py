@@ -61,10 +61,8 @@ def clipped_policy_loss(
         scale: Per-pair factor from `equalizer_scales`, broadcastable to log_probs; 1 for none.
 
     Returns:
-        The loss (0-dim, to be minimised) and its diagnostics.
-
-    Raises:
-        ValueError: If a shape would broadcast the loss to more pairs than there are.
+        The loss (0-dim, to be minimised) and its diagnostics. A shape that would broadcast it to more pairs than there
+        are is a ValueError.
     """
     high = clip_range if clip_range_high is None else clip_range_high
     scale = torch.as_tensor(scale, dtype=log_probs.dtype, device=log_probs.device)

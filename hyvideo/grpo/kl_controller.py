@@ -70,11 +70,8 @@ class KLController:
     def update(self, kl: float) -> float:
         """Take the KL observed in the update just made and return the coefficient for the next one.
 
-        Args:
-            kl: Mean KL over the whole batch, the same number on every rank; may be negative, as estimates are.
-
-        Raises:
-            ValueError: If kl is not finite; the controller is then left unchanged.
+        `kl` is the mean over the whole batch, the same number on every rank, and may be negative, as estimates are. One
+        that is not finite is a ValueError, and leaves the controller unchanged.
         """
         kl = float(kl)
         if not math.isfinite(kl):

@@ -36,7 +36,7 @@ def noisy_steps(
         stochastic: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`.
         placement: ``all`` steps; the ``first`` ones; ``sliding`` on by one step every ``interval`` rounds, and from
             the last ones back to the first; ``per_group``: each prompt group draws its own place in each round.
-        size: Steps in the window.
+        size: Steps in the window; more than there are stochastic ones are a ValueError.
         num_samples: N videos of the round; groups are contiguous.
         num_generations: Group size.
         round_index: Number of the round.
@@ -45,9 +45,6 @@ def noisy_steps(
 
     Returns:
         [N, K] bool on the CPU; none where no step is stochastic.
-
-    Raises:
-        ValueError: If the window is longer than there are stochastic steps.
     """
     steps = stochastic.nonzero().squeeze(1)
     if placement == "all" or not len(steps):

@@ -49,10 +49,7 @@ def select_timesteps(
         generator: CPU generator; equal seeds give equal choices. Ranks that share a video must share it.
 
     Returns:
-        [N, T] long on the CPU; each row has distinct steps.
-
-    Raises:
-        ValueError: If no step can be trained.
+        [N, T] long on the CPU; each row has distinct steps. Where no step can be trained, it is a ValueError.
 
     Example:
         >>> select_timesteps(mask, 0.5, num_samples=2, permute=True, generator=generator)  # 8 trained steps
@@ -93,11 +90,8 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
 
     Args:
         steps: [N, T] long, from `select_timesteps`.
-        num_updates: ``updates_per_rollout``, from 1 to N * T.
+        num_updates: ``updates_per_rollout``, from 1 to N * T (else a ValueError).
         num_generations: Group size; groups, or the parts of them that a rank holds, are contiguous blocks of samples.
-
-    Raises:
-        ValueError: If there are more updates than pairs.
     """
     num_samples, num_steps = steps.shape
     check_updates(num_updates, num_samples, num_steps)

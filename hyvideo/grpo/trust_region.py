@@ -15,10 +15,7 @@ def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
         std: Transition std as `FlowMatchDiscreteScheduler.transition` returns it, broadcastable to mean.
 
     Returns:
-        0-dim: mean over the non-batch dims, then over the batch.
-
-    Raises:
-        ValueError: If the means differ in shape.
+        0-dim: mean over the non-batch dims, then over the batch. Means of two shapes are a ValueError.
     """
     if mean.shape != anchor_mean.shape:
         raise ValueError(f"mean {tuple(mean.shape)} and anchor_mean {tuple(anchor_mean.shape)} must have one shape")
@@ -36,10 +33,7 @@ def velocity_kl(old_log_probs: Tensor, log_probs: Tensor) -> Tensor:
         log_probs: [N] under the policy being trained, with gradient.
 
     Returns:
-        0-dim; an estimate from samples, so it can be negative.
-
-    Raises:
-        ValueError: If the shapes differ.
+        0-dim; an estimate from samples, so it can be negative. Two shapes are a ValueError.
     """
     if old_log_probs.shape != log_probs.shape:
         raise ValueError(

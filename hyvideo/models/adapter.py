@@ -215,9 +215,8 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         ) from error
     held = set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
     if differing := sorted(set(tensors) - held or held - set(tensors)):
-        told = "is not whole: it lacks"
-        if set(tensors) - held:
-            told = "does not fit this transformer, which has no place for"
+        surplus = set(tensors) - held
+        told = "does not fit this transformer, which has no place for" if surplus else "is not whole: it lacks"
         raise ValueError(
             f"lora path: the adapter in '{path}' {told} {', '.join(differing[:3])} ({len(differing)} weights in all). "
             "Expected a whole adapter of this base model."

@@ -42,9 +42,8 @@ def load_encoders(
         image_encoder, image_processor = root / "image_encoder", root / "feature_extractor"
     else:
         text = tokenizer = root / "text_encoder" / "llm"
-        image_encoder, image_processor = (
-            root / "vision_encoder" / "siglip" / part for part in ("image_encoder", "feature_extractor")
-        )
+        siglip_root = root / "vision_encoder" / "siglip"
+        image_encoder, image_processor = siglip_root / "image_encoder", siglip_root / "feature_extractor"
     with readable(root, "the encoders"):
         glyphs = _glyph_encoder(root, device) if is_diffusers_layout(root) else _original_glyphs(text.parent, device)
         encoders = dict(zip(("text_encoder_2", "tokenizer_2"), glyphs, strict=True))

@@ -21,7 +21,7 @@ from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
 from hyvideo.data.files import FULL
-from hyvideo.data.videos import read_chosen
+from hyvideo.data.videos import read_video, video_length
 from hyvideo.observability.scored_videos import ScoredVideo
 
 PROJECT = "sage-grpo"
@@ -142,20 +142,13 @@ class Trackers:
 
 def _as_gif(path: Path) -> tuple[bytes, int, int]:
     """Encode a video file as a small animated GIF; returns it with its width and height."""
-    duration = 0  # of an image in milliseconds
-
-    def spread(num_frames: int, fps: float) -> range:
-        """Choose the frames that are shown."""
-        nonlocal duration
-        every = -(-num_frames // _GIF_FRAMES)
-        duration = every * 1000 // fps
-        return range(0, num_frames, every)
-
-    images = [Image.fromarray(frame.numpy()) for frame in read_chosen(path, spread)]
+    num_frames, fps = video_length(path)
+    every = -(-num_frames // _GIF_FRAMES)
+    images = [Image.fromarray(frame.numpy()) for frame in read_video(path, range(0, num_frames, every))]
     for image in images:
         image.thumbnail((_GIF_SIDE, _GIF_SIDE))
-    encoded = io.BytesIO()
-    images[0].save(encoded, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
+    encoded, milliseconds = io.BytesIO(), every * 1000 // fps
+    images[0].save(encoded, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
     return encoded.getvalue(), *images[0].size
 
 

@@ -106,12 +106,9 @@ class SuperResolutionPipeline(HunyuanVideoGRPOPipeline):
     ) -> Tensor:
         """Return the latents `[B, C, F', H', W']` of videos of `size` (height, width), after the scheduler's steps.
 
-        Args:
-            latents: `[B, C, F', h', w']` float32, the base model's last ones.
-            size: in pixels.
-            conditioning: B rows; their first frames have `size`.
-            noise: of B samples; its initial one is where sampling starts, its first step covers the enlarged latents.
-            on_step: called with the index of every finished step.
+        `latents` are the base model's last ones, `[B, C, F', h', w']` float32, and the first frames of `conditioning`
+        have `size`. Sampling starts at the initial `noise`, and its first step covers the enlarged latents. `on_step`
+        is called with the index of every finished step.
         """
         factor = self.vae_scale_factor_spatial
         shape = (*latents.shape[1:3], size[0] // factor, size[1] // factor)

@@ -21,9 +21,7 @@ def in_own_processes(function: Callable[..., R], calls: Sequence[Sequence[Any]],
     """Call a function with each of some lists of arguments, two at a time, in processes that later calls share.
 
     The pretended GPU must never be known to a process that trains: PyTorch would take it for the machine's accelerator.
-
-    Raises:
-        RuntimeError: a process was killed; most often memory ran out.
+    A RuntimeError says that a process was killed; most often memory ran out.
     """
     try:
         begun = [_processes().submit(function, *arguments, **kwargs) for arguments in calls]

@@ -30,10 +30,9 @@ SEEN_WITHIN = 10.0
 
 
 def preflight(config: Config) -> str:
-    """Check everything that a run needs, on all of its ranks; a ValueError on all of them if something is wrong.
+    """Check what a run needs, on all of its ranks; return the plan as a table, and what was checked.
 
-    Returns:
-        the plan as a table, and what was checked.
+    If something is wrong on any rank, all raise a ValueError.
     """
     started = time.monotonic()
     _, _, content, warnings = read_inputs(config)

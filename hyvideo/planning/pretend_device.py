@@ -46,6 +46,7 @@ INDEXED = (_aten.index, _aten._unsafe_index, _aten.index_put, _aten.index_put_, 
 """Operations that copy host indices, and one host value, to the device by themselves."""
 
 _BY_PLACE = ("sent", "reads", "uploads", "pinned", "mixes", "faults", "kernels")
+"""Attributes of a `PretendDevice` that count by a phase and more."""
 
 _PROJECT = Path(__file__).parents[2]
 _WAYS = (__file__, host_reads.__file__)
@@ -94,15 +95,8 @@ class PretendDevice(PeakMemory):
 
     def forget(self) -> None:
         """Forget what was counted so far; what is in memory stays."""
-        self.peaks: Counter[str] = Counter()
-        self.flops: Counter[str] = Counter()
-        self.sent: Counter[tuple[str, str, str]] = Counter()
-        self.reads: Counter[tuple[str, str]] = Counter()
-        self.uploads: Counter[tuple[str, str]] = Counter()
-        self.pinned: Counter[tuple[str, str]] = Counter()
-        self.mixes: Counter[tuple[str, str]] = Counter()
-        self.faults: Counter[tuple[str, str]] = Counter()
-        self.kernels: Counter[tuple[str, str]] = Counter()
+        for name in ("peaks", "flops", *_BY_PLACE):
+            setattr(self, name, Counter())
 
     def counted(self, phase: str) -> Counter[tuple[str, ...]]:
         """Return what was counted in a phase so far: (name of the attribute, rest of its key) -> number."""

@@ -58,10 +58,7 @@ def rehearse_sampling(
 
     The model, its adapter, and size, length and steps of the video are those of a validation by `config`, with guidance
     where its rollouts have it; `offload` and `sr` are as in generate.py. The second transformer of `sr` is as large as
-    the first where its folder is not there.
-
-    Raises:
-        ValueError: videos of this version or size cannot be sharpened.
+    the first where its folder is not there. A version or size that cannot be sharpened is a ValueError.
     """
     stage = None
     if sr:

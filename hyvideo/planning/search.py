@@ -1,7 +1,6 @@
-"""Search for settings that fit: other `sp_size`, larger videos and batches, the least change to a run that does not."""
+"""Search for settings that fit: other `sp_size`, and the least change to a run that does not."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,12 +13,6 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.models.parallelize import Recomputed
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import Plan, make_plan
-
-SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
-"""Sizes of videos that are tried, small to large."""
-
-MOST_FRAMES, MOST_ROWS = 481, 64
-"""Longest video and largest micro-batch that are tried."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +40,6 @@ class Search:
         """Return the plans of all possible `sp_size`, each with about the configuration's videos per round."""
         tried = (self.plan(self._sp_changes(size)) for size in range(1, self.assumptions.gpus_per_node + 1))
         return [plan for plan in tried if plan]
-
-    def largest(self, name: str) -> tuple[Any, float] | None:
-        """Return the largest value of a setting that fits, and the GiB it needs; None if no value fits.
-
-        Other settings stay, except that `mini_batch_size_per_update` also sets `rollout_micro_batch_size`, and raises a
-        smaller `batch_size`.
-        """
-        candidates, plans = self._candidates(name), {}
-
-        def needed(changes: Mapping[str, Any]) -> float:
-            """Return what a candidate needs; one that cannot run needs too much."""
-            plan = plans[changes[name]] = self.plan(changes)
-            return plan.needed if plan else math.inf
-
-        number = bisect_right(candidates, self.gpu.memory, key=needed)  # later ones need more
-        return None if number == 0 else (value := candidates[number - 1][name], plans[value].needed)
 
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
         """Return the changes that make the run fit at the least cost, and the GiB it then needs; None if none do.
@@ -116,20 +93,6 @@ class Search:
         while not (batch % group == 0 or group % batch == 0) or batch * ranks % group:
             batch += 1
         return {"sp_size": sp_size, "batch_size": batch, "dp_replicate": 1}
-
-    def _candidates(self, name: str) -> list[dict[str, Any]]:
-        """Return the values of a setting to try, small to large, each with the settings that change with it."""
-        if name == "sample_n_frames":
-            return [{name: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
-        if name == "rollout_size":
-            return [{name: size} for size in SIZES]
-        group = self.config.grpo.num_generations
-        together = ("mini_batch_size_per_update", "rollout_micro_batch_size")
-        return [
-            dict.fromkeys(together, rows)
-            | {"batch_size": max(self.config.grpo.batch_size, math.ceil(rows / group) * group)}
-            for rows in range(1, MOST_ROWS + 1)
-        ]
 
 
 def flags_of(changes: Mapping[str, Any]) -> str:

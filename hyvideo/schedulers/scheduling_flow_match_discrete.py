@@ -160,11 +160,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """Lay out K steps: ``linspace(1, 0, K + 1)``, then ``s -> shift s / (1 + (shift - 1) s)``.
 
         Args:
-            num_inference_steps: K, at least 1.
+            num_inference_steps: K, at least 1 (else a ValueError).
             device: Where `sigmas`, `timesteps` and the per-step tables live; the CPU by default.
-
-        Raises:
-            ValueError: If K is below 1.
         """
         if num_inference_steps < 1:
             raise ValueError(f"num_inference_steps must be at least 1, got {num_inference_steps}")
@@ -191,8 +188,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             eta: Strength of the noise, >= 0 (within [0, 1] for ``cps``, unused by ``ode``). 0 makes every step
                 deterministic.
 
-        Raises:
-            ValueError: If the flavour is unknown, eta is out of range, or `set_timesteps` was not called.
+        A ValueError says that the flavour is unknown, eta is out of range, or `set_timesteps` was not called.
         """
         flavour = flavour_of(sde_type)
         if not (math.isfinite(eta) and 0 <= eta <= flavour.highest_eta):
@@ -228,8 +224,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             mean: float32, shape of sample.
             std: float32, [1, 1, ...] or [B, 1, ...], broadcasts against sample; 0 where the step is deterministic.
 
-        Raises:
-            ValueError: If shapes differ or an index is out of range, and as `step_weights`.
+        Shapes that differ and an index out of range are a ValueError, as is what `step_weights` refuses.
         """
         if velocity.shape != sample.shape:
             raise ValueError(f"velocity {tuple(velocity.shape)} and sample {tuple(sample.shape)} must have one shape")
@@ -267,10 +262,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             next_sample: [B, ...] the very tensor that the rollout stored.
             mean: [B, ...] from `transition`.
             std: From `transition`.
-            sde_type: A key of `SDE_TYPES`, or ``module:function``.
-
-        Raises:
-            ValueError: If the flavour is unknown.
+            sde_type: A key of `SDE_TYPES`, or ``module:function``; any other is a ValueError.
         """
         flavour = flavour_of(sde_type)
         error = next_sample.detach().float() - mean

@@ -68,7 +68,7 @@ def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_s
 def test_a_used_folder_is_refused_with_the_two_ways_on_and_continues_no_other_runs_checkpoint(tmp_path):
     other, run = save(tmp_path / "other" / "checkpoints", 4), tmp_path / "run"
     own = save(run / "checkpoints", 2)
-    with pytest.raises(ValueError, match=r"holds another run \(checkpoints\).*_checkpoint latest; .*another --out"):
+    with pytest.raises(ValueError, match=r"holds a run \(checkpoints\).*_checkpoint latest; .*another --out"):
         opened(run, other)
     with pytest.raises(ValueError, match=r"already holds a run \(checkpoints\).*from_checkpoint latest.*another"):
         opened(run)
@@ -76,7 +76,7 @@ def test_a_used_folder_is_refused_with_the_two_ways_on_and_continues_no_other_ru
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\).*from_checkpoint latest.*another"):
         opened(run)
-    with pytest.raises(ValueError, match=r"already holds another run \(metrics\.jsonl\)"):
+    with pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\)"):
         opened(run, other)
 
 

@@ -84,14 +84,10 @@ class _Item:
 
 
 class VideoAlignScorer:
-    """The three scores of VideoAlign and their sum.
+    """The three scores of VideoAlign and their sum, float32.
 
-    Args:
-        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text.
-        device: where the network runs.
-        dtype: precision of its weights and activations; the scores are float32.
-        batch_size: videos that run through the network together.
-        own_files: whether video files were made here, and need not be read in a process of their own.
+    `checkpoint_root` is the VideoReward folder with `model_config.json`, `checkpoint-*` and the scoring text. With
+    `own_files` video files were made here, and need not be read in a process of their own.
 
     Example:
         >>> scorer = VideoAlignScorer("ckpts/VideoReward", "cuda", torch.bfloat16)
