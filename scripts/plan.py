@@ -10,6 +10,7 @@ Example: `python -m scripts.plan --world_size 64 --gpu H100 --config configs/sag
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hyvideo.planning.search import Search
 
 SEARCH = "also the nearest settings that fit, and the cheapest sp_size; a plan for each"
+GPU_HELP = f"one of {', '.join(gpu.name for gpu in GPUS)}; or any, with the next two; default: no time, no fit"
 NOTHING_FITS = "no change of its settings that was tried fits: use more GPUs, larger ones, or use_lora"
 
 
@@ -39,7 +41,10 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")
-    parser.add_argument("--gpu", help=f"one of {', '.join(gpu.name for gpu in GPUS)}; default: no time, no fit")
+    parser.add_argument("--gpu", help=GPU_HELP)
+    parser.add_argument("--gpu_memory", type=float, help="GiB that it has, if other than known")
+    parser.add_argument("--gpu_tflops", type=float, help="its dense bf16 peak, if other than known")
+    parser.add_argument("--price_per_gpu_hour", type=float, help="in any currency: what the whole run costs")
     parser.add_argument("--gpus_per_node", type=int, default=given.gpus_per_node, help="default %(default)s")
     parser.add_argument("--network", type=float, default=given.network, help="GB/s of a GPU to others; %(default)s")
     parser.add_argument("--utilisation", type=float, default=given.utilisation, help="share of peak; %(default)s")
@@ -59,7 +64,7 @@ def main(argv: list[str]) -> int:
     try:
         arguments, flags = parse_arguments(argv)
         config = load_config(flags)
-        gpu = find_gpu(arguments.gpu) if arguments.gpu else None
+        gpu = _gpu(arguments)
         if arguments.search and gpu is None:
             raise ValueError("--search: name the GPU that is to hold the run (--gpu).")
         if arguments.json:
@@ -79,7 +84,8 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"scripts.plan: {error}")
         return 2
-    print(f"{_verdict(plan)}\n\n{plan_table(plan)}", flush=True)
+    said = [line for line in (_verdict(plan), plan.whole_run) if line]
+    print("\n".join([*said, "", plan_table(plan)]), flush=True)
     numbers = plan.as_json()
     if arguments.search:
         search = Search(config, **sizes, tell=lambda line: complain(f"scripts.plan: {line}"))
@@ -92,15 +98,25 @@ def main(argv: list[str]) -> int:
     return 1
 
 
+def _gpu(arguments: argparse.Namespace) -> Gpu | None:
+    """Return the GPU to plan for, with what is given of it; None where none is named."""
+    given = {"memory": arguments.gpu_memory, "teraflops": arguments.gpu_tflops}
+    given = {name: value for name, value in given.items() if value is not None}
+    if any(not 0 < value < math.inf for value in given.values()):
+        raise ValueError(f"--gpu_memory and --gpu_tflops must be above 0; received {given}.")
+    return find_gpu(arguments.gpu or "your GPU", **given) if arguments.gpu or given else None
+
+
 def _assumptions(arguments: argparse.Namespace) -> Assumptions:
     for name in ("world_size", "gpus_per_node", "network", "utilisation", "num_text"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name} must be above 0; received {getattr(arguments, name)}.")
     if arguments.utilisation > 1:
         raise ValueError(f"--utilisation is a share of the GPU's peak, at most 1; received {arguments.utilisation}.")
-    if arguments.reserve is not None and arguments.reserve < 0:
-        raise ValueError(f"--reserve must not be below 0; received {arguments.reserve}.")
-    names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve")
+    for name in ("reserve", "price_per_gpu_hour"):
+        if (value := getattr(arguments, name)) is not None and not value >= 0:
+            raise ValueError(f"--{name} must not be below 0; received {value}.")
+    names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve", "price_per_gpu_hour")
     return Assumptions(**{name: getattr(arguments, name) for name in names})
 
 

@@ -24,22 +24,36 @@ GPUS = (
     Gpu("H800-80GB", 79, 989, 200),
     Gpu("H20-96GB", 95, 148, 450),
     Gpu("H200-141GB", 139, 989, 450),
+    Gpu("GH200-96GB", 95, 989, 450),
     Gpu("B200-180GB", 178, 2250, 900),
+    Gpu("MI300X-192GB", 191, 1307, 448),
     Gpu("L40S-48GB", 44, 362, 32),
+    Gpu("A6000-48GB", 47, 155, 32),
+    Gpu("L4-24GB", 22, 121, 32),
+    Gpu("RTX 5090-32GB", 31, 209, 64),
     Gpu("RTX 4090-24GB", 23, 165, 32),
 )
+"""Only an H200's speed was measured, and it is the one that a plan's share of the peak is from."""
 
 
-def find_gpu(name: str) -> Gpu:
+SLOW_LINK = 32.0
+"""GB/s of PCIe 4, assumed of a GPU that is not listed."""
+
+
+def find_gpu(name: str, **given: float) -> Gpu:
     """Return the GPU called `name`; case does not matter, and what follows the dash may be left out if one GPU remains.
 
-    A ValueError lists all that it may be.
+    What is `given` of it (memory, teraflops) replaces the data sheet's. Of a GPU that is not listed both must be given;
+    otherwise a ValueError lists all that it may be.
     """
     found = [gpu for gpu in GPUS if name.lower() in (gpu.name.lower(), _model(gpu))]
+    if not found and len(given) == 2:
+        return Gpu(name, link=SLOW_LINK, **given)
     if len(found) != 1:
         names = ", ".join(gpu.name for gpu in found or GPUS)
-        raise ValueError(f"--gpu: {len(found) or 'no'} GPUs are known as '{name}'; expected one of {names}.")
-    return found[0]
+        other = "" if found else " Of another give --gpu_memory and --gpu_tflops."
+        raise ValueError(f"--gpu: {len(found) or 'no'} GPUs are known as '{name}'; expected one of {names}.{other}")
+    return replace(found[0], **given)
 
 
 def this_gpu() -> Gpu | None:

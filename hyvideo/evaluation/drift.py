@@ -5,9 +5,8 @@ and after training, as the reward is, so that a loss shows which the reward does
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +45,9 @@ FLOOR = 1e-4
 NEGLIGIBLE = 0.2
 """Change that is not named: a fifth of the base's standard deviation, or of a spread."""
 
+_PALE = 0.1
+"""Saturation up to which a pixel has no hue."""
+
 _STILLS, _SIDE = 8, 64  # frames for what needs all their pixels, and shorter side for what needs all frames
 
 
@@ -66,7 +68,7 @@ def _looks(video: Tensor) -> dict[str, float]:
     chroma = stills.amax(-1) - stills.amin(-1)
     red, green, blue = stills.unbind(-1)
     hue = torch.stack([red - (green + blue) / 2, math.sqrt(0.75) * (green - blue)], -1)  # its angle, times chroma
-    hue = hue * hue.norm(dim=-1, keepdim=True)  # squared, so that grains of colour on grey count little
+    hue = hue * (1 - _PALE / hue.norm(dim=-1, keepdim=True).clamp_min(_PALE))  # grains of colour on grey do not count
     strength = hue.norm(dim=-1).mean((1, 2))
     inner = luma[:, 1:-1, 1:-1]
     around = luma[:, :-2, 1:-1] + luma[:, 2:, 1:-1] + luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
@@ -82,7 +84,7 @@ def _looks(video: Tensor) -> dict[str, float]:
         "brightness": float(luma.mean()),
         "contrast": float(luma.flatten(1).std(1, correction=0).mean()),
         "saturation": float(chroma.mean()),
-        "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.02**2)).mean()),
+        "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.005)).mean()),
         "sharpness": float((4 * inner - around).abs().mean()) if inner.numel() else 0.0,
         "motion": float(small.diff(dim=0).abs().mean()) if frames > 1 else 0.0,
         "motion_x": motion_x,
@@ -123,8 +125,8 @@ class Change:
     Attributes:
         before, after: means over the videos.
         shift: mean paired change, in standard deviations of the first set's videos.
-        spread: relative change of the standard deviation over prompts: -0.5 where half of it is gone (collapse).
-        siblings: relative change of the standard deviation within prompts; None where no prompt has two videos.
+        spread: relative change of the mean difference of two prompts: -0.5 where half of it is gone (collapse).
+        siblings: the same of two videos of a prompt; None where no prompt has two.
     """
 
     before: float
@@ -141,13 +143,10 @@ class Change:
     def clear(self) -> dict[str, float]:
         """Return the size of those of `parts` whose whole interval is larger than NEGLIGIBLE.
 
-        That of a spread is the share of the larger one that the smaller one lacks, so doubled is as much as halved.
+        That of a spread is the logarithm of its ratio, so doubled is as much as halved.
         """
-        sizes = {}
-        for ending, part in self.parts().items():
-            if max(part.low, -part.high) > NEGLIGIBLE:
-                sizes[ending] = abs(part.mean) / (1 + max(part.mean, 0.0)) if ending else abs(part.mean)
-        return sizes
+        clear = {ending: part for ending, part in self.parts().items() if max(part.low, -part.high) > NEGLIGIBLE}
+        return {ending: abs(math.log1p(part.mean) if ending else part.mean) for ending, part in clear.items()}
 
     def in_words(self, name: str) -> str:
         """Say what changed clearly, such as `border's spread -55 %`; empty if nothing did."""
@@ -202,8 +201,9 @@ def drift_of(pairs: Sequence[Pair]) -> Drift | None:
 def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]], prompts: Sequence[str]) -> Drift:
     """Compare the looks of N videos before and after training, pair by pair; N texts say which are of one prompt.
 
-    Intervals are over the P prompts, because videos of one prompt are not independent. Those of spreads are of Miller's
-    jackknife of their logarithm (1974), which needs no normal values. Fewer than 3 prompts are a ValueError.
+    Intervals are over the P prompts, because videos of one prompt are not independent. A spread is the mean absolute
+    difference of two prompts' means, or of two videos of a prompt (Gini's), which one odd video does not decide. Fewer
+    than 3 prompts are a ValueError.
     """
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
     counts = np.bincount(prompt)
@@ -211,36 +211,43 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
         raise ValueError(f"Drift needs videos of at least 3 prompts, received {len(counts)}.")
     siblings = counts.max() > 1
     level = 1 - ALPHA / (len(LOOKS) * (3 if siblings else 2))
+    others, same = ~np.eye(len(counts), dtype=bool), (prompt[:, None] == prompt) & ~np.eye(len(prompt), dtype=bool)
     changes, moved = {}, np.zeros(len(prompt))
     for name in LOOKS:
         old, new = (np.array([video[name] for video in side]) for side in (before, after))
         unit = max(float(old.std(ddof=1)), FLOOR)
         moved += ((new - old) / unit) ** 2
         means = [np.bincount(prompt, weights=values) / counts for values in (old, new)]
-        inner = [
-            np.bincount(prompt, weights=(values - mean[prompt]) ** 2)
-            for values, mean in zip((old, new), means, strict=True)
-        ]
+        over = [_differences(mean, others) for mean in means]
+        inner = [np.bincount(prompt, weights=_differences(values, same)) / counts for values in (old, new)]
         changes[name] = Change(
             before=float(old.mean()),
             after=float(new.mean()),
             shift=seed_interval((means[1] - means[0]) / unit, level),
-            spread=_relative(partial(np.var, ddof=1), means, level),
-            siblings=_relative(np.mean, inner, level) if siblings else None,
+            spread=_relative(*over, level, 2),
+            siblings=_relative(*inner, level, 1) if siblings else None,
         )
     largest = dict(sorted(changes.items(), key=lambda item: -max(item[1].clear().values(), default=0.0)))
     return Drift(largest, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
 
 
-def _relative(variance: Callable[[np.ndarray], float], sides: Sequence[np.ndarray], level: float) -> Interval:
-    """Jackknife the relative change of a standard deviation between two sides, of which prompts have values `[P]`."""
-    count = len(sides[0])
-    parts = [[side, *(np.delete(side, prompt) for prompt in range(count))] for side in sides]
-    before, after = ([math.log(variance(part) + FLOOR**2) / 2 for part in of_side] for of_side in parts)
-    change = np.subtract(after, before)
-    interval = seed_interval(count * change[0] - (count - 1) * change[1:], level)
-    ends = np.expm1(np.clip([interval.mean, interval.low, interval.high], -20, 20))
-    return Interval(*map(float, ends), count)
+def _differences(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Mean absolute difference of each of N values from those `others` `[N, N]` that count for it, 0 without any."""
+    return (np.abs(values[:, None] - values) * others).sum(1) / others.sum(1).clip(1)
+
+
+def _relative(before: np.ndarray, after: np.ndarray, level: float, weight: int) -> Interval:
+    """Relative change of a mean difference, to which P prompts add `[P]`, with the interval of the jackknife.
+
+    Leaving out a prompt takes `weight` of those that are averaged: 2 where prompts are compared with each other. The
+    interval is that of (new - old) / (new + old), which treats rise and fall alike.
+    """
+    sides, count = (before + FLOOR, after + FLOOR), len(before)
+    old, new = (np.array([side.mean(), *(count * side.mean() - weight * side) / (count - weight)]) for side in sides)
+    whole, *without = (new - old) / (new + old)
+    found = seed_interval(whole + (count - 1) * (np.mean(without) - without), level)
+    ends = np.clip([found.mean, found.low, found.high], -1 + 1e-9, 1 - 1e-9)
+    return Interval(*map(float, (1 + ends) / (1 - ends) - 1), found.num)
 
 
 def write_drift(folder: Path, updates: int, drifted: Drift) -> None:

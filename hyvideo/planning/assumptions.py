@@ -13,6 +13,7 @@ class Assumptions:
             compiled blocks (`tests/architecture/test_planned_numbers.py`).
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
+        price_per_gpu_hour: in any currency; None: prices are not worked out.
         reserve: GiB for what a rehearsal leaves out; None: 1 GiB plus a quarter of the rehearsed peak, at most 8.
     """
 
@@ -20,6 +21,7 @@ class Assumptions:
     utilisation: float = 0.46
     gpus_per_node: int = 8
     network: float = 50.0
+    price_per_gpu_hour: float | None = None
     reserve: float | None = None
 
     def reserved(self, peak: float) -> float:

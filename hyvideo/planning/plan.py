@@ -1,5 +1,6 @@
 """The plan of a run: its layout, memory, operations, bytes and time, read off a rehearsal, without its hardware."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from hyvideo.training.checks import check_config
 GIB = 2**30
 TIMED = ("rollout", "anchor", "update")
 """Phases whose time is predicted; that of the reward's networks is not known."""
+
+DISK = 2e9
+"""Bytes of a checkpoint that all ranks together are assumed to write per second."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Plan:
         leaving: bytes that a rank sends in a round in groups of ranks that no machine holds.
         seconds: predicted time of a round by phase; None without a GPU's speed.
         validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
+        hours: predicted time of the whole run, `max_steps` updates long, by what takes it; None without `seconds`.
+        max_steps: updates of the whole run.
         gpu: what was planned for; None: no GPU in particular.
     """
 
@@ -67,6 +73,8 @@ class Plan:
     leaving: float
     seconds: dict[str, float] | None
     validation_seconds: float | None
+    hours: dict[str, float] | None
+    max_steps: int
     gpu: Gpu | None
     assumptions: Assumptions
 
@@ -105,6 +113,15 @@ class Plan:
         """Time of all GPUs together per video, with its training."""
         return None if self.seconds is None else sum(self.seconds.values()) * self.world_size / self.videos
 
+    @property
+    def whole_run(self) -> str:
+        """Say what the whole run takes and costs; empty where its time is not predicted."""
+        if self.hours is None:
+            return ""
+        hours, price = sum(self.hours.values()), self.assumptions.price_per_gpu_hour
+        costs = "" if price is None else f", {hours * self.world_size * price:,.0f} at {price:g} each"
+        return f"{self.max_steps:,} updates: {hours:,.1f} hours, {hours * self.world_size:,.0f} GPU-hours{costs}"
+
     def as_json(self) -> dict[str, Any]:
         """Return all numbers, and what follows from them."""
         total = self.flops * self.world_size
@@ -131,6 +148,8 @@ def make_plan(
     done = rehearse(config, networks, world_size=world_size, num_text=assumptions.num_text, whole=whole)
     layout, seconds_of = layout_of(config, world_size), _clock(config, world_size, gpu, assumptions)
     validated = "validation" in done.flops
+    seconds = seconds_of and {phase: seconds_of(done, phase) for phase in TIMED}
+    validation = seconds_of(done, "validation") if seconds_of and validated else None
     return Plan(
         world_size=world_size,
         sp_size=config.parallel.sp_size,
@@ -151,8 +170,10 @@ def make_plan(
             for phase in TIMED
             if size > assumptions.gpus_per_node
         ),
-        seconds=seconds_of and {phase: seconds_of(done, phase) for phase in TIMED},
-        validation_seconds=seconds_of(done, "validation") if seconds_of and validated else None,
+        seconds=seconds,
+        validation_seconds=validation,
+        hours=seconds and _hours(config, sum(seconds.values()), validation or 0.0, done.sizes["checkpoint"]),
+        max_steps=config.run.max_steps,
         gpu=gpu,
         assumptions=assumptions,
     )
@@ -192,12 +213,13 @@ def plan_table(plan: Plan) -> str:
     time = {"no GPU of known speed was named": "not predicted"}
     if plan.seconds is not None:
         given = plan.assumptions
-        time = {f"at {given.utilisation:.0%} of {gpu.teraflops:g} TFLOPS, {given.network:g} GB/s": ""}
+        time = {f"at {given.utilisation:.0%} of {gpu.teraflops:g} TFLOPS, {gpu.link:g} and {given.network:g} GB/s": ""}
         time |= {f"{name}, seconds per round": f"{value:.0f}" for name, value in plan.seconds.items()}
         time["seconds per update"] = f"{sum(plan.seconds.values()) / plan.updates:.0f}"
         if plan.validation_seconds is not None:
             time["seconds per validation, in addition"] = f"{plan.validation_seconds:.0f}"
         time["GPU-seconds per video"] = f"{plan.gpu_seconds_per_video:.0f}"
+        time |= {f"whole run, hours: {name}": f"{value:,.2f}" for name, value in plan.hours.items()}
     sections = {
         "layout": layout,
         f"memory per GPU, GiB (networks: {plan.networks})": memory,
@@ -241,6 +263,27 @@ def token_ranks(config: Config) -> int:
     """Return how many ranks share the tokens of a row."""
     sp_size = config.parallel.sp_size
     return sp_size // guidance_ranks(sp_size, guided=config.rollout.is_guided)
+
+
+def _hours(
+    config: Config, round_seconds: float, validation_seconds: float, checkpoint_bytes: float
+) -> dict[str, float]:
+    """Return the hours of the whole run, the reward's networks left out.
+
+    Checkpoints that are written beside the training delay it once, at the end.
+    """
+    run, validation = config.run, config.validation
+    rounds = math.ceil(run.max_steps / config.grpo.updates_per_rollout)
+    validations = validation.validate_at_step0 + (
+        run.max_steps // validation.validation_interval if validation.validation_interval else 0
+    )
+    saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval and not run.async_save else 1
+    seconds = {
+        "training": rounds * round_seconds,
+        f"{validations} validations": validations * validation_seconds,
+        f"{saves} checkpoints waited for": saves * checkpoint_bytes / DISK,
+    }
+    return {name: value / 3600 for name, value in seconds.items()}
 
 
 def _host_memory(config: Config, networks: Networks, done: Rehearsal, world_size: int) -> HostMemory:

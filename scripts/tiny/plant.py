@@ -19,10 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
-from hyvideo.evaluation.drift import DRIFT, drift_of, looks_of
-from hyvideo.evaluation.paired import pairs_of
+from hyvideo.evaluation.drift import drift, looks_of
 from hyvideo.models.reward_models.registry import RewardModel
-from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.build import open_run
 from scripts.tiny.prove_learning import ShuffledReward
 
@@ -36,23 +34,20 @@ LOOK = {
 """Planted reward -> the look that it pays for."""
 
 CONTROL = "shuffled"
-STEPS = 16
+FOUND = "found.json"
+"""File of a run's folder: the look that was named first, and in what words."""
+
+STEPS = (8, 16, 24, 32, 40)
+"""Updates after which the panel is looked at; the first that names anything is the last."""
+
 SETTINGS = (
-    *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--max_steps", str(STEPS), "--save_interval", "0"),
-    *("--validation_interval", str(STEPS), "--base_interval", "0", "--learning_rate", "1e-3", "--lr_warmup_steps", "0"),
-    *(
-        "--batch_size",
-        "16",
-        "--kl_weight",
-        "0",
-        "--drift_guard",
-        "{}",
-        "--use_same_noise",
-        "false",
-        "--sage_clamp",
-        "3e-3",
-    ),
+    *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--save_interval", "0", "--validation_interval", "0"),
+    *("--base_interval", "0", "--validation_num_videos", "64", "--drift_guard", "{}", "--log_interval", "8"),
+    *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "16"),
+    *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0", "--use_same_noise", "false"),
+    *("--sage_clamp", "3e-3"),
 )
+"""Short videos, few for each update and no trust region, so that a reward is exploited within a minute."""
 
 
 class Planted(RewardModel):
@@ -64,8 +59,11 @@ class Planted(RewardModel):
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> `[B]`."""
         looks = looks_of(videos)
         values = {name: torch.tensor([video[look] for video in looks]) for name, look in LOOK.items()}
-        grey = (values["one_background"] - 0.5).abs()
-        return values | {"stillness": -values["stillness"], "one_background": -grey}
+        contrast = torch.tensor([video["contrast"] for video in looks])
+        return values | {
+            "stillness": -values["stillness"] / (contrast + 0.02),  # what fades is not still
+            "one_background": -(values["one_background"] - 0.5).abs(),
+        }
 
 
 def main(argv: list[str]) -> int:
@@ -81,13 +79,11 @@ def main(argv: list[str]) -> int:
             named = []
             for seed in range(1, arguments.runs + 1):
                 folder = arguments.output_dir / f"{kind}-{seed}"
-                if not (folder / DRIFT).is_file():
+                if not (folder / FOUND).is_file():
                     _train(folder, kind, seed, flags)
-                steps = [read_scored_videos(folder / "samples" / f"step_{step}") for step in (0, STEPS)]
-                found = drift_of(pairs_of(*steps))
-                first = next((name for name, change in found.changes.items() if change.clear()), "nothing")
+                first, told = json.loads((folder / FOUND).read_text())
                 named.append(first)
-                print(f"{folder.name:18s} {first:12s} {found}", flush=True)
+                print(f"{folder.name:18s} {first:12s} {told}", flush=True)
             expected = LOOK.get(kind, "nothing")
             right = named.count(expected)
             print(f"{kind}: {expected} first in {right} of {len(named)} runs", flush=True)
@@ -100,14 +96,25 @@ def main(argv: list[str]) -> int:
 
 
 def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
-    """Train one run to its end."""
+    """Train one run until the panel names something, and write what it names first."""
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *(reward if kind in LOOK else []), *flags]
     training = open_run(load_config(argv))
     if kind == CONTROL:
         training.reward = ShuffledReward(training.reward, seed)
-    training.train()
+    training.config.validation.validate_at_step0 = False
+    prompts = [prompt.text for prompt in training.validation.prompts]
+    before = looks_of(training.validation.sample(training.validation.prompts).videos)
+    first = "nothing"
+    for step in STEPS:
+        training.config.run.max_steps = step
+        training.train()
+        found = drift(before, looks_of(training.validation.sample(training.validation.prompts).videos), prompts)
+        if named := [name for name, change in found.changes.items() if change.clear()]:
+            first = named[0]
+            break
     training.journal.console.close()
+    (folder / FOUND).write_text(json.dumps([first, f"after {step} updates: {found}"]) + "\n")
 
 
 if __name__ == "__main__":

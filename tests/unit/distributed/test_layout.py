@@ -12,7 +12,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import Assignment, GroupSampler
 from hyvideo.distributed import collectives
-from hyvideo.distributed.gpus import find_gpu, named_by_driver
+from hyvideo.distributed.gpus import SLOW_LINK, Gpu, find_gpu, named_by_driver
 from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 
@@ -120,8 +120,10 @@ def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
 def test_gpus_are_found_by_what_is_typed_or_the_driver_calls_them_and_an_unknown_or_ambiguous_one_is_refused():
     names = {"h100": "H100-80GB", "H100-80GB": "H100-80GB", "A800-80gb": "A800-80GB", "h100 pcie": "H100 PCIe-80GB"}
     assert {typed: find_gpu(typed).name for typed in names} == names
-    with pytest.raises(ValueError, match="no GPUs .* A100-40GB, .* H200-141GB"):
-        find_gpu("H1000")
+    with pytest.raises(ValueError, match="no GPUs .* A100-40GB, .* H200-141GB.* Of another give --gpu_memory and"):
+        find_gpu("H1000", memory=48)
+    assert find_gpu("H1000", memory=48, teraflops=300) == Gpu("H1000", 48, 300, SLOW_LINK)
+    assert find_gpu("h100", memory=60).memory == 60 and find_gpu("h100", memory=60).teraflops == 989
     with pytest.raises(ValueError, match=r"2 GPUs .* of A100-40GB, A100-80GB\."):
         find_gpu("a100")
     for line in DRIVER.split(";"):

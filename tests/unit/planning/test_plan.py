@@ -100,6 +100,21 @@ def test_what_is_sent_takes_the_time_of_its_link(sized_plan):
     assert plan_of(settings, gpu=None).seconds is None
 
 
+def test_the_whole_run_is_its_rounds_validations_and_checkpoints_and_what_they_cost(sized_plan):
+    flags = "--batch_size 4 --updates_per_rollout 2 --max_steps 21 --validation_interval 10 --save_interval 5"
+    settings = sized_plan(*flags.split(), "--validate_at_step0", "true")
+    plan = plan_of(settings, 8, price_per_gpu_hour=2.5)
+    a_round, a_validation, a_save = sum(plan.seconds.values()), plan.validation_seconds, plan.checkpoint_bytes / 2e9
+    expected = [11 * a_round, 3 * a_validation, 5 * a_save]
+    assert [hours * 3600 for hours in plan.hours.values()] == pytest.approx(expected)
+    hours = sum(expected) / 3600
+    assert plan.whole_run == f"21 updates: {hours:.1f} hours, {8 * hours:.0f} GPU-hours, {20 * hours:.0f} at 2.5 each"
+    assert "3 validations" in plan_table(plan) and plan.as_json()["max_steps"] == 21
+    beside = plan_of(sized_plan(*flags.split(), "--validate_at_step0", "true", "--async_save", "true"), 8)
+    assert list(beside.hours)[2].startswith("1 ") and "each" not in beside.whole_run
+    assert plan_of(settings, gpu=None).whole_run == ""
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -153,6 +168,9 @@ def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
         (["--world_size", "0"], "must be above 0; received 0"),
         (["--world_size", "8", "--utilisation", "40"], "at most 1; received 40.0"),
         (["--world_size", "8", "--search"], "name the GPU"),
+        (["--world_size", "8", "--gpu_memory", "48"], "no GPUs are known as 'your GPU'"),
+        (["--world_size", "8", "--gpu_memory", "0", "--gpu_tflops", "9"], "must be above 0; received {'memory': 0.0"),
+        (["--world_size", "8", "--price_per_gpu_hour", "-1"], "must not be below 0; received -1.0"),
         (["--world_size", "8", "--gpu", "TPU"], "no GPUs are known as 'TPU'; expected one of A100-40GB"),
         (["--world_size", "8", "--sp_sise", "2"], "the nearest is --sp_size"),
         (["--world_size", "8", "--json", "/dev/null/plan.json"], "scripts.plan: [Errno 17] File exists: '/dev/null'"),
@@ -167,7 +185,7 @@ def test_the_planner_prints_a_table_and_writes_every_number(sized_plan, tiny_roo
     flags += ["--reward_model", "moving_shapes", "--sample_n_frames", "9", "--rollout_size", "64x64"]
     assert main([*flags, "--search", "--json", str(tmp_path / "plan.json")]) == 0
     (printed, progress), written = capsys.readouterr(), json.loads((tmp_path / "plan.json").read_text())
-    assert re.match(r"FITS \| \d+ s per update \| \d+\.\d of 79 GiB\n\nlayout", printed)
+    assert re.match(r"FITS \| \d+ s per update \| \d+\.\d of 79 GiB\n10,000 updates: .* GPU-hours\n\nlayout", printed)
     assert "--sp_size 2 " in progress
     assert "8 = 1 x 8 x 1" in printed and "fits" in printed and "cheapest that fits: sp_size" in printed
     assert written["videos"] == 32 and written["fits"] and written["search"]["cheapest_sp_size"] >= 1
