@@ -76,7 +76,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     """Read the command line; what it does not know goes to generate.py."""
     parser = Parser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
+    add("--prompts_csv", required=True, help=".csv, .jsonl or .txt")
     add("--seeds", type=int, nargs="+", default=[42], help="each makes one video per prompt; default 42; a CSV's wins")
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)

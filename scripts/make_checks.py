@@ -15,7 +15,7 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
 from hyvideo.data.checks import CHECKS, COLUMN, parse_checks, read_checks
-from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.data.prompts import prompt_rows, read_prompts
 from hyvideo.evaluation.rewriting import ATTEMPTS
 from hyvideo.models.reward_models.remote.exchange import ChatServer
 from scripts.chat_rows import Row, add_server_flags, fill_rows, server_of
@@ -98,7 +98,7 @@ def _write(arguments: argparse.Namespace) -> int:
 def _checked_rows(path: Path) -> list[Row]:
     """Read a CSV; a malformed cell is a ValueError that names its line."""
     rows = []
-    for where, row in rows_of_csv(path):
+    for where, row in prompt_rows(path):
         try:
             parse_checks(row.get(COLUMN, ""))
         except ValueError as error:

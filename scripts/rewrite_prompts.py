@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, read_file
-from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.data.prompts import prompt_rows, read_prompts
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
 from scripts.chat_rows import Row, add_server_flags, fill_rows, server_of
 
@@ -39,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _rewrite(arguments: argparse.Namespace) -> int:
     read_prompts([arguments.prompts_csv])  # refuses what is no prompt CSV
-    rows = [row for _, row in rows_of_csv(arguments.prompts_csv)]
+    rows = [row for _, row in prompt_rows(arguments.prompts_csv)]
     done: dict[str, str] = {}
     if arguments.output.exists():
-        found = [row for _, row in rows_of_csv(arguments.output)]
+        found = [row for _, row in prompt_rows(arguments.output)]
         asked = {text for row in rows for text in (row["prompt"], row.get(ORIGINAL))}
         if strange := [row for row in found if (row.get(ORIGINAL) or row["prompt"]) not in asked]:
             raise ValueError(

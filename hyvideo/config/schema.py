@@ -72,16 +72,16 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Prompts: CSV files with a `prompt` column and optional `index`, `seed` and `ref_image_path`."""
+    """Prompts: .txt, one in each line, or .csv and .jsonl with `prompt`, `index`, `seed` and `ref_image_path`."""
 
     train_video_csv: list[str] = setting([])
-    """CSV files of training prompts."""
+    """Files of training prompts."""
 
     valid_video_csv: list[str] = setting([], decides=False)
-    """CSV files of validation prompts."""
+    """Files of validation prompts."""
 
     image_root: str | None = setting(None, decides=False)
-    """Folder in which every ref_image_path must lie, for CSVs that you do not trust."""
+    """Folder in which every ref_image_path must lie, for prompt files that you do not trust."""
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, field_validator
 
-from hyvideo.data.prompts import rows_of_csv
+from hyvideo.data.prompts import prompt_rows
 
 COLUMN = "checks"
 """The column: JSON such as `[{"question": "Is there a red circle?", "answer": "yes"}]`, or empty."""
@@ -53,7 +53,7 @@ def read_checks(paths: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
     problems = []
     for path in map(Path, paths):
         named = False
-        for where, row in rows_of_csv(path):
+        for where, row in prompt_rows(path):
             named = named or COLUMN in row
             try:
                 checks = parse_checks(row.get(COLUMN, ""))

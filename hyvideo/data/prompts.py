@@ -1,4 +1,4 @@
-"""Prompts from CSV files: strict, because one misread row would train on the wrong text for days."""
+"""Prompts from CSV, text and JSON lines: strict, because one misread row would train on the wrong text for days."""
 
 import csv
 import hashlib
@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic_core import from_json, to_json
 
 from hyvideo.config.outside import read_file, with_home
 
@@ -19,7 +21,7 @@ COLUMNS = ("prompt", "index", "seed", "ref_image_path")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a prompt CSV."""
+    """One row of a prompt file."""
 
     text: str  # without surrounding blanks
     index: int  # unique over all files read together; without an `index` value its position in them, from 0
@@ -40,37 +42,40 @@ def repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = None) -> list[Prompt]:
-    """Read prompt CSVs, in order, as one list.
+    """Read prompt files (`prompt_rows`), in order, as one list.
 
-    UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index` (a whole number from 0, or a
-    name), `seed` (a whole number from 0) and `ref_image_path` (relative to the folder of its CSV, or else to the
-    working directory). Empty cells count as not given, empty lines are skipped.
+    Columns: `prompt`, and optionally `index` (a whole number from 0, or a name), `seed` (a whole number from 0) and
+    `ref_image_path` (relative to the folder of its file, or else to the working directory).
 
     All images must lie in `image_root`, links followed, if it is given. A ValueError names file and line of whatever
     is missing, malformed or there twice.
     """
     if not paths:
-        raise ValueError("no prompt CSV given: name at least one file with a `prompt` column")
+        raise ValueError("no prompts given: name at least one .txt, .csv or .jsonl file")
     prompts: list[Prompt] = []
     first_use: dict[int, str] = {}
     for path in map(Path, paths):
         count = len(prompts)
-        for where, row in rows_of_csv(path):
+        for where, row in prompt_rows(path):
             prompt = _prompt(row, len(prompts), path, where, image_root)
             if prompt.index in first_use:
                 raise ValueError(
                     f"{where}: index {prompt.index} is already that of {first_use[prompt.index]}; an index must be "
-                    "unique over all CSVs (a row without one takes its position)"
+                    "unique over all files (a row without one takes its position)"
                 )
             first_use[prompt.index] = where
             prompts.append(prompt)
         if len(prompts) == count:
-            raise ValueError(f"{path}: no prompts; expected a header line with `prompt` and at least one row below it")
+            raise ValueError(f"{path}: no prompts; expected a line for each, in a CSV below a header with `prompt`")
     return prompts
 
 
-def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (file and line, column -> cell without surrounding blanks) of every row."""
+def prompt_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (file and line, column -> value without surrounding blanks) of every prompt in a file.
+
+    It is `.txt` with a prompt in each line, `.jsonl` with an object in each, or else CSV with a header; UTF-8, with or
+    without a byte order mark. Values that are not given are empty, and empty lines are skipped.
+    """
     try:
         content = read_file(path, None)
         text = content.decode("utf-8-sig")
@@ -78,7 +83,32 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+        raise ValueError(f"prompt file {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if (kind := path.suffix.lower()) not in (".txt", ".jsonl"):
+        yield from _csv_rows(text, path)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        where, line = f"{path}, line {number}", line.strip()
+        if line:
+            yield where, {"prompt": line} if kind == ".txt" else _json_row(line, where)
+
+
+def _json_row(line: str, where: str) -> dict[str, str]:
+    """Read one object; values that are no text are as in a CSV: none is empty, a list is its JSON."""
+    try:
+        row = from_json(line)
+        if not isinstance(row, dict) or "prompt" not in row:
+            raise ValueError(f"received {line!r:.80}")
+    except ValueError as error:
+        raise ValueError(
+            f'{where}: expected a JSON object such as {{"prompt": "a cat", "seed": 1}}: {error}'
+        ) from error
+    texts = {name: value if isinstance(value, str) else to_json(value).decode() for name, value in row.items()}
+    return {name: "" if row[name] is None else text.strip() for name, text in texts.items()}
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the rows of a CSV."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     while True:
@@ -96,8 +126,8 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             header = cells
             if any(header.count(name) > 1 for name in COLUMNS) or "prompt" not in header:
                 raise ValueError(
-                    f"{where}: expected a header with a column `prompt`, in lower case and set apart by commas, and no "
-                    f"column twice; received {', '.join(header)}"
+                    f"{where}: expected a header with a column `prompt` and no column twice; received "
+                    f"{', '.join(header)}.{_cause(header)}"
                 )
         elif len(cells) > len(header):
             raise ValueError(
@@ -106,6 +136,15 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             )
         else:
             yield where, dict(zip(header, cells, strict=False))
+
+
+def _cause(header: Sequence[str]) -> str:
+    """Say what is most often wrong with a header."""
+    if any(mark in cell for cell in header for mark in ";\t"):
+        return " Excel separates columns by semicolons in many languages: save it as CSV UTF-8 with commas."
+    if any(name.lower() == "prompt" for name in header):
+        return " Names of columns are in lower case: write `prompt`."
+    return " Prompts alone, one in each line, are read from a .txt file."
 
 
 def _number_of_name(name: str) -> int:
@@ -130,7 +169,7 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_ro
         image = path.parent / given
         if not os.path.isfile(image) and os.path.isfile(given):  # which also say no to a name that no file can have
             _LOG.warning(
-                "%s: ref_image_path %s is not beside the CSV and taken from the working directory", where, given
+                "%s: ref_image_path %s is not beside its file and taken from the working directory", where, given
             )
             image = given
         if not os.path.isfile(image):

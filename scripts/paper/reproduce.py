@@ -43,7 +43,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.files import remove, replace_synced
-from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.data.prompts import prompt_rows, read_prompts
 from hyvideo.evaluation.scored_files import SCORES
 from hyvideo.models.reward_models.registry import reward_class
 from hyvideo.training.checks import check_config
@@ -450,7 +450,7 @@ def _check_same(work: Work, prompts: str) -> dict[str, Any]:
 def _prompts(work: Work) -> tuple[str, int]:
     """Return the CSV of the held-out prompts that every row is measured on, and how many there are."""
     source = Path(_absolute(work.arguments.prompts_csv or work.scale["prompts"]))
-    rows = [row for _, row in rows_of_csv(source)]
+    rows = [row for _, row in prompt_rows(source)]
     for row, prompt in zip(rows, read_prompts([source]), strict=True):
         if prompt.ref_image_path:  # the copy lies elsewhere
             row["ref_image_path"] = str(Path(prompt.ref_image_path).resolve())

@@ -44,10 +44,13 @@ SETTINGS = (
     *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--save_interval", "0", "--validation_interval", "0"),
     *("--base_interval", "0", "--validation_num_videos", "64", "--drift_guard", "{}", "--log_interval", "8"),
     *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "16"),
-    *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0", "--use_same_noise", "false"),
-    *("--sage_clamp", "3e-3"),
+    *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
 )
 """Short videos, few for each update and no trust region, so that a reward is exploited within a minute."""
+
+
+BACKGROUNDS_DIFFER = ("--use_same_noise", "false", "--sage_clamp", "3e-3")
+"""For rewards that backgrounds decide; otherwise the videos of a prompt share theirs, and differ in the rest."""
 
 
 class Planted(RewardModel):
@@ -61,7 +64,8 @@ class Planted(RewardModel):
         values = {name: torch.tensor([video[look] for video in looks]) for name, look in LOOK.items()}
         contrast = torch.tensor([video["contrast"] for video in looks])
         return values | {
-            "stillness": -values["stillness"] / (contrast + 0.02),  # what fades is not still
+            "sharpness": values["sharpness"] / (contrast + 0.02),  # what fades is neither blurred nor still
+            "stillness": -values["stillness"] / (contrast + 0.02),
             "one_background": -(values["one_background"] - 0.5).abs(),
         }
 
@@ -98,7 +102,8 @@ def main(argv: list[str]) -> int:
 def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     """Train one run until the panel names something, and write what it names first."""
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
-    argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *(reward if kind in LOOK else []), *flags]
+    own = [*(BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()), *(reward if kind in LOOK else ())]
+    argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
     training = open_run(load_config(argv))
     if kind == CONTROL:
         training.reward = ShuffledReward(training.reward, seed)

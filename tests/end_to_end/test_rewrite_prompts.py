@@ -5,7 +5,7 @@ import json
 import pytest
 
 from generate import main as generate
-from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.data.prompts import prompt_rows, read_prompts
 from hyvideo.models.reward_models.remote import exchange
 from scripts.rewrite_prompts import main
 from tests.support.reward_server import serving
@@ -32,7 +32,7 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
         assert [prompt.text for prompt in read_prompts([output])] == [LONG, 'a shop window says "OPEN"']
         assert main(command) == 0
         assert main(command) == 0 and len(app.state.asked) == 5
-    rows = [row for _, row in rows_of_csv(output)]
+    rows = [row for _, row in prompt_rows(output)]
     assert rows[0] == {"prompt": LONG, "seed": "3", "original_prompt": "a cat, grey"}
     assert rows[1] == {"prompt": SIGN, "seed": "", "original_prompt": 'a shop window says "OPEN"'}
     output.unlink()

@@ -57,12 +57,36 @@ def test_quotes_commas_blanks_line_ends_and_languages_are_read_as_meant(csv_file
     assert read_prompts([csv_file('prompt\n"一只猫\nمرحبا 🐈"\n')])[0].text == "一只猫\nمرحبا 🐈"
 
 
+def test_a_text_files_lines_and_json_objects_are_prompts_too(csv_file, tmp_path):
+    (tmp_path / "cat.png").touch()
+    lines = csv_file(b'\xef\xbb\xbf\r\na "red" cat, running\r\n\r\n  a dog; barking \r\n', "list.TXT")
+    objects = (
+        '{"prompt": " a bird ", "seed": 7, "note": [1]}\n\n{"prompt": "b", "ref_image_path": "cat.png", "seed": null}'
+    )
+    assert read_prompts([lines, csv_file(objects, "more.jsonl")]) == [
+        Prompt('a "red" cat, running', 0, None, None),
+        Prompt("a dog; barking", 1, None, None),
+        Prompt("a bird", 2, 7, None),
+        Prompt("b", 3, None, str(tmp_path / "cat.png")),
+    ]
+    for wrong in ('{"prompt": "a"', "[]", '{"Prompt": "a"}', "a cat", "[" * 10**5):
+        with pytest.raises(ValueError, match=r"wrong.jsonl, line 2: expected a JSON object such as {\"prompt\""):
+            read_prompts([csv_file("\n" + wrong, "wrong.jsonl")])
+    for blank in (' {"prompt": null}', '{"prompt": "\\n"}'):
+        with pytest.raises(ValueError, match="line 1: the prompt is blank"):
+            read_prompts([csv_file(blank, "wrong.jsonl")])
+    with pytest.raises(ValueError, match="empty.txt: no prompts"):
+        read_prompts([csv_file("\n \n", "empty.txt")])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         *((content, "prompts.csv: no prompts") for content in ("", "prompt\n")),
-        ("seed,Prompt\n1,a cat\n", "prompts.csv, line 1: expected a header with a column `prompt`, in lower case"),
-        ("prompt;seed\na cat;1\n", "set apart by commas, and no column twice; received prompt;seed"),
+        ("seed,Prompt\n1,a cat\n", "prompts.csv, line 1: expected a header with a column `prompt` and no column twice"),
+        ("Prompt\na cat\n", "received Prompt. Names of columns are in lower case: write `prompt`."),
+        ("prompt;seed\na cat;1\n", "received prompt;seed. Excel separates columns by semicolons"),
+        ("a cat\n", "received a cat. Prompts alone, one in each line, are read from a .txt file."),
         ("prompt,seed,seed\na,1,2\n", "line 1: expected a header with a column `prompt`"),
         ("prompt,seed\na cat,1\n  ,2\n", "line 3: the prompt is blank"),
         ('prompt,seed\n"a\nb",1\n,2\n', "line 4: the prompt is blank"),
@@ -88,7 +112,7 @@ def test_a_bad_file_is_refused_with_its_line(csv_file, content, message):
 def test_no_files_an_empty_one_and_an_index_of_two_are_refused_and_what_cannot_be_opened_is_named(csv_file, tmp_path):
     good, empty = csv_file("prompt,index\na,5\n", "0.csv"), csv_file("prompt\n", "1.csv")
     same = csv_file("prompt,index\nb,5\n", "2.csv")
-    wrong = [([], "at least one file"), ([good, empty], "1.csv: no prompts")]
+    wrong = [([], "at least one .txt, .csv or .jsonl file"), ([good, empty], "1.csv: no prompts")]
     wrong.append(([good, same], "2.csv, line 2: index 5 is already that of .*0.csv, line 2"))
     for name, reason in (("no.csv", "No such file"), ("", "Is a directory"), ("a\0b", "null")):
         wrong.append(([tmp_path / name], f"cannot be read: .*{reason}"))
