@@ -129,6 +129,8 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
         shifts = {"infer_flow_shift_video": config.rollout.infer_flow_shift_video}
         if config.data.valid_video_csv and config.validation.is_on:
             shifts["validation_timestep_shift"] = config.validation.validation_timestep_shift
+        if shifts.get("validation_timestep_shift") == known["shift"]:
+            del shifts["infer_flow_shift_video"]  # rollouts may differ on purpose (configs/demo.yaml)
         pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
         pairs += [(name, shift, known["shift"]) for name, shift in shifts.items()]
         if differing := [f"{name} is {own:g}, the model's is {its:g}" for name, own, its in pairs if own != its]:

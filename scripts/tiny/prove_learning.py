@@ -10,6 +10,7 @@ one command. Unknown flags are passed to the runs.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -78,9 +79,8 @@ def main(argv: list[str]) -> int:
         for seed in arguments.seeds:
             for kind in arguments.kinds:
                 folder = arguments.output_dir / f"{kind}-{seed}"
-                if not (folder / HELD_OUT).is_file():
-                    _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
-                gains, kept_there = _found(folder)
+                train_and_compare(folder, seed, arguments.num_held_out, flags, shuffled=kind == "shuffled")
+                gains, kept_there = found_in(folder)
                 for name, gain in gains.items():  # the interval is over the held-out videos
                     print(f"{folder.name:17s} {name:10s} {gain}", flush=True)
                 print(f"{folder.name:17s} " + str(kept_there).replace("\n", f"\n{folder.name:17s} "), flush=True)
@@ -92,8 +92,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: int, flags: list[str]) -> None:
-    """Train one run to its end and write its gains over the base."""
+def train_and_compare(
+    folder: Path, seed: int, num_held_out: int, flags: Sequence[str], *, shuffled: bool = False
+) -> None:
+    """Train one run to its end and write its gains over the base; nothing where that was done."""
+    if (folder / HELD_OUT).is_file():
+        return
     where = ["--output_dir", str(folder), "--resume_from_checkpoint", "latest", "--seed", str(seed)]
     training = open_run(load_config([*SETTINGS, *where, *flags]))
     if shuffled:
@@ -130,14 +134,14 @@ def _base(training: Run, prompts: list[Prompt], folder: Path) -> Sampled:
     return Sampled(range(len(prompts)), content["videos"], Scores(**content["scores"]))
 
 
-def _found(folder: Path) -> tuple[dict[str, Gain], Kept]:
+def found_in(folder: Path) -> tuple[dict[str, Gain], Kept]:
     """Read a finished run's gains and what it kept."""
     return read_held_out(folder).gains, TypeAdapter(Kept).validate_json((folder / KEPT).read_bytes())
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:
     """Print one line per number: the mean over runs and its interval over them, which is what training is good for."""
-    found, runs = [_found(folder) for folder in folders], f"{kind}, {len(folders)} seeds"
+    found, runs = [found_in(folder) for folder in folders], f"{kind}, {len(folders)} seeds"
     for name in found[0][0]:
         of_runs = [gains[name] for gains, _ in found]
         share = sum(gain.in_base_std for gain in of_runs) / len(found)

@@ -119,11 +119,14 @@ def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_
 
 
 def test_settings_that_differ_from_the_versions_own_are_named_with_both_values(released):
-    (message,) = said(released("720p_t2v", "--cfg_scale", "4"))
+    config = released("720p_t2v", "--cfg_scale", "4")
+    (message,) = said(config)
     assert "cfg_scale is 4, the model's is 6; infer_flow_shift_video is 5, the model's is 9" in message
     assert "validation_timestep_shift is 5, the model's is 9" in message
     flags = ["--infer_flow_shift_video", "7", "--validation_interval", "0"]  # nothing uses the validation's
     assert said(released("720p_i2v", *flags)) == []
+    config.rollout.cfg_scale, config.validation.validation_timestep_shift = 6.0, 9.0
+    assert said(config) == []  # rollouts alone may differ on purpose
 
 
 def test_a_model_that_does_not_say_how_it_is_sampled_is_left_alone(tiny_root: Path):
