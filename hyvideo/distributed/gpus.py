@@ -41,12 +41,13 @@ SLOW_LINK = 32.0
 
 
 def find_gpu(name: str, **given: float) -> Gpu:
-    """Return the GPU called `name`; case does not matter, and what follows the dash may be left out if one GPU remains.
+    """Return the GPU called `name`, whatever its case and blanks; its memory may be left out if one GPU remains.
 
     What is `given` of it (memory, teraflops) replaces the data sheet's. Of a GPU that is not listed both must be given;
     otherwise a ValueError lists all that it may be.
     """
-    found = [gpu for gpu in GPUS if name.lower() in (gpu.name.lower(), _model(gpu))]
+    typed = name.lower().replace(" ", "-")
+    found = [gpu for gpu in GPUS if typed in (known.lower().replace(" ", "-") for known in (gpu.name, _model(gpu)))]
     if not found and len(given) == 2:
         return Gpu(name, link=SLOW_LINK, **given)
     if len(found) != 1:

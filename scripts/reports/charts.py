@@ -239,6 +239,13 @@ _SECONDS = _Logged(
     "seconds", "Seconds per update", "All phases together; an update that begins a round pays for its rollout."
 )
 
+_OURS = {
+    *("advantage", "clip_fraction", "drift", "grad_norm", "kl", "loss/policy", "loss/total", "lr", "mixing", "nft"),
+    *("perf", "ratio", "replay", "reward", "rollout", "round", "run", "seconds", "step", "time", "update", "valid"),
+    "velocity_grad",
+}
+"""Names, or what stands before their slash, of the metrics that the framework logs; others are an algorithm's own."""
+
 _SLOWEST = (
     _Logged(
         "perf/slowest_ratio", "Slowest rank's own work", "Divided by the median rank's. Should be near 1.", "round"
@@ -262,10 +269,13 @@ def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
         ]
         reward.append(draw(logged.title, logged.about, lines))
     trust = [_chart(logged, runs) for logged in _TRUST]
+    logged = dict.fromkeys(name for run in runs for name in run.columns)
+    own = [name for name in logged if not {name, name.partition("/")[0]} & _OURS]
     sections = {
         "Reward": reward,
         "Trust region": trust,
         "Time": [_chart(logged, runs) for logged in (_SECONDS, *_SLOWEST)],
+        "Own": [_chart(_Logged(name, name, "Logged by the algorithm."), runs) for name in own],
     }
     return {name: [chart for chart in charts if chart] for name, charts in sections.items()}
 

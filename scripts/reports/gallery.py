@@ -1,6 +1,7 @@
 """Videos side by side: a page where they play in sync, and a blind preference study of pairs without names."""
 
 import json
+import math
 import random
 import secrets
 import shutil
@@ -11,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo, last_common_step, read_scored_videos, scored_steps
-from scripts.reports.page import picture_of, place_video, write_page
+from scripts.reports.page import VideoOnPage, picture_of, place_video, write_page
 from scripts.reports.win_rates import CRITERIA
 from scripts.reports.words import decimals_for
 
@@ -95,10 +96,17 @@ def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -
         "gallery.html",
         names=names,
         rows=there,
+        gains=_gains(there) if len(models) > 1 else [],
         left_out=sum(len(model.videos) for model in models) - sum(len(row) for row in rows),
         not_there=len(placed) - len(there),
         decimals=decimals_for([video.reward for model in models for video in model.videos]),
     )
+
+
+def _gains(rows: Sequence[Sequence[VideoOnPage]]) -> list[float]:
+    """Return how much more the last model's video of each row is worth than the first one's; none if one is unknown."""
+    gains = [row[-1].scores.get("reward", math.nan) - row[0].scores.get("reward", math.nan) for row in rows]
+    return gains if all(map(math.isfinite, gains)) else []
 
 
 def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None = None, seed: int = 0) -> Path:

@@ -126,6 +126,10 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
         "shown_pairs": _shown_pairs(path, gain, worst_median_best(*rewards), embed) if gain else [],
+        "all_pairs": sorted(
+            ((old.prompt, old.reward, new.reward) for old, new in (gain.pairs if gain else ())),
+            key=lambda pair: pair[1] - pair[2],
+        ),
         "drift": drifted,
         "looks": LOOKS,
         "drift_scale": common_range([change.shift for change in drifted.changes.values()] if drifted else []),

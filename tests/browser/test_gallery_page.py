@@ -128,6 +128,19 @@ def test_a_gallery_is_searched_by_words_of_the_prompt(gallery: Path, open_page: 
     assert page.get_by_text("No prompt has these words").is_visible()
 
 
+def test_a_gallery_of_scored_videos_is_ordered_by_what_the_last_model_gained(open_page: OpenPage, tmp_path: Path):
+    prompts, scores = ["a", "b", "c"], {"base": [0.0, 0.0, 5.0], "trained": [1.0, 3.0, 4.0]}
+    models = [model_of(write_scored(tmp_path / name, prompts, of_model)) for name, of_model in scores.items()]
+    page = open_page(write_gallery(tmp_path / "gallery.html", models))
+    found = {}
+    for order in ("best", "worst", "index"):
+        page.locator("#order").select_option(order)
+        found[order] = "".join(page.locator(".gallery .prompt").all_inner_texts())
+    assert found == {"best": "bac", "worst": "cab", "index": "abc"}
+    failed = model_of(write_scored(tmp_path / "failed", prompts, [1.0, None, 2.0]))
+    assert open_page(write_gallery(tmp_path / "other.html", [models[0], failed])).locator("#order").count() == 0
+
+
 def start_study(page: Page, rater: str = "Ann") -> None:
     page.get_by_label("Your name").fill(rater)
     page.keyboard.press("Enter")

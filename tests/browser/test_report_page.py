@@ -44,6 +44,31 @@ def test_the_zero_of_the_intervals_is_named_above_its_line(run: Path, open_page:
     assert [line.bounding_box()["x"] for line in lines.all()] == pytest.approx([middle] * lines.count(), abs=1)
 
 
+def test_all_pairs_are_sorted_by_gain_and_by_whatever_head_is_pressed(open_page: OpenPage, tmp_path: Path):
+    run = write_run(tmp_path / "run", samples={0: 0.0, 30: 0.0}, settings=["--algorithm", "my_own:Reinforce"])
+    write_scored(run / "samples" / "step_0", ["a", "c", "b"] * 3, [0.0, 5.0, 1.0] * 3)
+    write_scored(run / "samples" / "step_30", ["a", "c", "b"] * 3, [2.0, 4.0, -3.0] * 3)
+    page = open_page(report_runs([run], run / "report.html"))
+    assert "my_own:Reinforce · sage_grpo" in page.locator(".top .meta").first.inner_text()
+    page.locator("#pairs summary").click()
+    table = page.locator("#pairs .sortable")
+
+    def prompts() -> str:
+        return "".join(table.locator("tbody th").all_inner_texts())
+
+    assert prompts() == "aaacccbbb"
+    for head, expected in {
+        "Gain": "bbbcccaaa",
+        "After": "cccaaabbb",
+        "Before": "cccbbbaaa",
+        "Prompt": "aaabbbccc",
+    }.items():
+        table.get_by_role("columnheader", name=head).click()
+        assert prompts() == expected, head
+    table.get_by_role("columnheader", name="Prompt").press("Enter")
+    assert prompts() == "cccbbbaaa"
+
+
 def test_the_page_of_a_run_in_progress_is_read_anew_but_not_while_a_video_plays(open_page: OpenPage, tmp_path: Path):
     run = write_run(tmp_path / "run", num_updates=5, samples={0: 0.0}, settings=["--max_steps", "60"])
     page = open_page(report_runs([run], run / "report.html"))

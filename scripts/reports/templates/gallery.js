@@ -80,6 +80,10 @@ find.addEventListener("input", () => {
   }
   document.getElementById("none-found").hidden = found > 0;
 });
+document.getElementById("order")?.addEventListener("change", (event) => {
+  const by = { index: (row) => Number(row.dataset.index), best: (row) => -row.dataset.gain, worst: (row) => Number(row.dataset.gain) }[event.target.value];
+  document.getElementById("none-found").before(...rows.toSorted((a, b) => by(a) - by(b)));
+});
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("input:not([type=range]), select") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === " " && event.target.closest("button, [role=button]")) return;

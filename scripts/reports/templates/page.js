@@ -112,3 +112,20 @@ function offerWholePrompts() {
 offerWholePrompts();
 addEventListener("resize", offerWholePrompts);
 for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", offerWholePrompts);
+
+// Tables whose heads sort their rows: by text, or by number where the head is one of numbers.
+for (const table of document.querySelectorAll("table.sortable")) {
+  const [heads, body] = [[...table.tHead.rows[0].cells], table.tBodies[0]];
+  for (const [place, head] of heads.entries()) {
+    const sort = () => {
+      const down = head.getAttribute("aria-sort") !== "descending";
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const key = (row) => row.cells[place].textContent.replace("\u2212", "-");
+      const compare = (a, b) => head.matches(".num") ? Number(key(a)) - Number(key(b)) : key(b).localeCompare(key(a));
+      body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * compare(a, b)));
+    };
+    head.tabIndex = 0;
+    onPress(head, sort);
+  }
+}

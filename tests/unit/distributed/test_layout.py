@@ -119,6 +119,7 @@ def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
 
 def test_gpus_are_found_by_what_is_typed_or_the_driver_calls_them_and_an_unknown_or_ambiguous_one_is_refused():
     names = {"h100": "H100-80GB", "H100-80GB": "H100-80GB", "A800-80gb": "A800-80GB", "h100 pcie": "H100 PCIe-80GB"}
+    names |= {"A100 40GB": "A100-40GB", "rtx-5090": "RTX 5090-32GB"}
     assert {typed: find_gpu(typed).name for typed in names} == names
     with pytest.raises(ValueError, match="no GPUs .* A100-40GB, .* H200-141GB.* Of another give --gpu_memory and"):
         find_gpu("H1000", memory=48)
@@ -134,4 +135,6 @@ def test_gpus_are_found_by_what_is_typed_or_the_driver_calls_them_and_an_unknown
 
 
 DRIVER = """NVIDIA H200: H200 989; NVIDIA H20: H20 148; NVIDIA H100 80GB HBM3: H100 989; NVIDIA H100 NVL: H100 NVL 835;
-NVIDIA H100 PCIe: H100 PCIe 756; NVIDIA A100-SXM4-80GB: A100 312; NVIDIA GeForce RTX 4090: RTX 4090 165"""
+NVIDIA H100 PCIe: H100 PCIe 756; NVIDIA A100-SXM4-80GB: A100 312; NVIDIA GeForce RTX 4090: RTX 4090 165;
+NVIDIA GeForce RTX 5090: RTX 5090 209; NVIDIA L4: L4 121; NVIDIA L40S: L40S 362; NVIDIA RTX A6000: A6000 155;
+NVIDIA GH200 480GB: GH200 989; AMD Instinct MI300X: MI300X 1307"""

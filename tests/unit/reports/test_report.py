@@ -206,9 +206,11 @@ PLACES = ("share", "spread", "correlation")
 OF_BOTH = {f"mixing/{of}_{name}": y for of in PLACES for name, y in (("VQ", 0), ("TA", 0.125))}
 TWICE = "{0} at update 1, {0} at update 3"
 DISTANCES = {"Distance to the old policy": TWICE.format(0.1), "Distance to the base": TWICE.format(0.2)}
+OWN = {"critic/value": 0.5, "loss/critic": 0.25}
 PARTS = {
     "two metrics": (OF_BOTH, dict.fromkeys(MIXING, f"VQ: {TWICE.format(0)}. TA: {TWICE.format(0.125)}")),
     "nft": ({"nft/old_distance": 0.1, "nft/base_distance": 0.2}, DISTANCES),
+    "an algorithm's own": (OWN, {name: TWICE.format(value) for name, value in OWN.items()}),
     "a guard": ({"valid/judge": 0.5}, {"Validation by the judge": TWICE.format(0.5)}),
 }
 
