@@ -23,16 +23,16 @@ from scripts.tiny.prove_learning import found_in, train_and_compare
 MOVING = ("--use_moving_KL", "true", "--update_ref_model_step", "10")
 ANCHORS = {
     "no KL": ("none", (0.0,), ()),
-    "fixed anchor (the demo's)": ("fixed", (0.01, 0.03, 0.1), ()),
-    "moving anchor": ("moving", (0.03, 0.3), (*MOVING, "--use_dual_kl", "false")),
-    "moving anchor and velocity (dual)": ("dual", (0.03, 0.3), MOVING),
+    "fixed anchor (the demo's)": ("fixed", (0.005, 0.02, 0.1), ()),
+    "moving anchor": ("moving", (0.02, 0.2), (*MOVING, "--use_dual_kl", "false")),
+    "moving anchor and velocity (dual)": ("dual", (0.02, 0.2), MOVING),
 }
 """Kind of trust region -> name of its folders, its lambdas, and its flags beside the demo's."""
 
 SEEDS = (1, 2, 3, 4, 5)
 """Seeds of the chosen point; the others have the first."""
 
-CHOSEN = ("fixed", 0.03)
+CHOSEN = ("fixed", 0.02)
 
 
 def points() -> dict[str, tuple[str, float, int, list[str]]]:

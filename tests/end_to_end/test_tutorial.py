@@ -1,0 +1,38 @@
+"""The tutorial, block by block in its order, as somebody reads it: files written, commands typed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hyvideo.observability.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_block_of_the_tutorial_works_in_its_order(tmp_path: Path):
+    for name in ("assets", "configs", "hyvideo", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "generate.py", "post_train.py", "requirements.txt"):
+        shutil.copy2(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    script = ["touch -h .venv/.installed"]
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language in ("python", "yaml"):
+            path = tmp_path / re.match(r"# (\S+)\n", block)[1]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(block, encoding="utf-8")
+        elif language == "bash":
+            script.append(block)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE", "ARGS"))}
+    command = ["bash", "-eux", "-o", "pipefail", "-c", "\n".join(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    made = tmp_path / "outputs" / "tutorial"
+    assert re.search(r"^step 4/4, 00:00 left \| reward", done.stdout + done.stderr, re.MULTILINE)
+    assert all("round/best" in row for row in read_metrics(made / "farther" / "metrics.jsonl"))
+    assert "warm" in (made / "evaluation" / "evaluation.md").read_text(encoding="utf-8")
+    assert (made / "comparison.html").is_file() and (made / "first" / "report.html").is_file()
