@@ -32,6 +32,10 @@ find_python() {
   if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
 }
 
+no_torch() {
+  fail "'$PYTHON' cannot import torch. Run 'make setup', or set PYTHON to an interpreter with requirements.txt installed."
+}
+
 # Run a script with its flags, again after a lost rank or node where --max_restarts or MAX_RESTARTS asks for it.
 start() {
   local word restarts="${MAX_RESTARTS:-0}"
@@ -40,5 +44,6 @@ start() {
   done
   if [[ $restarts == 0 ]]; then exec bash "$@"; fi
   find_python
+  "$PYTHON" -c 'import sys, importlib.util as there; sys.exit(not there.find_spec("torch"))' || no_torch
   exec "$PYTHON" -m scripts.post_train.restarts "$@"
 }

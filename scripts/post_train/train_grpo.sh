@@ -58,8 +58,7 @@ config="${CONFIG:-configs/sage_8gpu.yaml}"
 
 find_python
 if [[ -z ${NPROC_PER_NODE-} ]]; then
-  NPROC_PER_NODE="$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" ||
-    fail "'$PYTHON' cannot import torch. Run 'make setup', or set PYTHON to an interpreter with requirements.txt installed."
+  NPROC_PER_NODE="$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" || no_torch
   if [[ $NPROC_PER_NODE == 0 ]]; then NPROC_PER_NODE=1; fi
 fi
 need_number NPROC_PER_NODE "$NPROC_PER_NODE" 1 65536

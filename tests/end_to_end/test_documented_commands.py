@@ -28,6 +28,8 @@ ELSEWHERE = {
     ".*report winrates": "needs people's votes; tests/end_to_end/test_report.py has some",
     "for list in VBench": "needs downloaded weights and VBench-2.0",
     "pip install wandb": "needs the network",
+    "pip install -e": "would change this environment",
+    "docker build": "needs a Docker daemon",
     ".*--trackers tensorboard wandb": "needs wandb; tests/unit/observability/test_trackers.py tries it if it is there",
 }
 DOCUMENTS = [ROOT / "README.md", *(path for path in sorted(ROOT.glob("*.md")) if path.name != "README.md")]

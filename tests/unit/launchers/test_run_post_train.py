@@ -158,6 +158,11 @@ def test_an_invalid_setting_is_refused_with_the_way_to_mend_it(project):
     ):
         result = launch(project, **{setting: value})
         assert result.returncode == 1 and words in result.stderr
+    bare = project / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')
+    bare.chmod(0o755)
+    result = launch(project, "--max_restarts", "2", PYTHON=str(bare))
+    assert result.returncode == 1 and result.stderr.startswith(f"'{bare}' cannot import torch. Run 'make setup'")
 
 
 def launch_node(project, **settings):
