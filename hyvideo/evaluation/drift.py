@@ -143,10 +143,10 @@ class Change:
     def clear(self) -> dict[str, float]:
         """Return the size of those of `parts` whose whole interval is larger than NEGLIGIBLE.
 
-        That of a spread is the logarithm of its ratio, so doubled is as much as halved.
+        That of a spread is its change relative to the mean of both sides, so doubled is as much as halved.
         """
-        clear = {ending: part for ending, part in self.parts().items() if max(part.low, -part.high) > NEGLIGIBLE}
-        return {ending: abs(math.log1p(part.mean) if ending else part.mean) for ending, part in clear.items()}
+        clear = {ending: part.mean for ending, part in self.parts().items() if max(part.low, -part.high) > NEGLIGIBLE}
+        return {ending: abs(2 * mean / (2 + mean) if ending else mean) for ending, mean in clear.items()}
 
     def in_words(self, name: str) -> str:
         """Say what changed clearly, such as `border's spread -55 %`; empty if nothing did."""
@@ -157,7 +157,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """How two sets of videos differ in all LOOKS, the largest clear change first.
+    """How two sets of videos differ in all LOOKS, first that whose clear changes together are the largest.
 
     Attributes:
         changes: by look. All their intervals together miss a value with a probability of at most ALPHA (Bonferroni).
@@ -227,7 +227,7 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
             spread=_relative(*over, level, 2),
             siblings=_relative(*inner, level, 1) if siblings else None,
         )
-    largest = dict(sorted(changes.items(), key=lambda item: -max(item[1].clear().values(), default=0.0)))
+    largest = dict(sorted(changes.items(), key=lambda item: -sum(item[1].clear().values())))
     return Drift(largest, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
 
 
