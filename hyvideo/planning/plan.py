@@ -119,7 +119,7 @@ class Plan:
         if self.hours is None:
             return ""
         hours, price = sum(self.hours.values()), self.assumptions.price_per_gpu_hour
-        costs = "" if price is None else f", {hours * self.world_size * price:,.0f} at {price:g} each"
+        costs = "" if price is None else f", {hours * self.world_size * price:,.0f} at {price:g} per GPU-hour"
         return f"{self.max_steps:,} updates: {hours:,.1f} hours, {hours * self.world_size:,.0f} GPU-hours{costs}"
 
     def as_json(self) -> dict[str, Any]:

@@ -4,10 +4,11 @@ Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
 Each planted reward pays for brightness, sharpness, stillness, saturation or one background, whatever the prompt. The
 control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command
-continues where it stopped. Unknown flags are passed to the runs.
+makes the others. Unknown flags are passed to the runs.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,6 @@ SETTINGS = (
     *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
 )
 """Short videos, few for each update and no trust region, so that a reward is exploited within a minute."""
-
 
 BACKGROUNDS_DIFFER = ("--use_same_noise", "false", "--sage_clamp", "3e-3")
 """For rewards that backgrounds decide; otherwise the videos of a prompt share theirs, and differ in the rest."""
@@ -100,7 +100,8 @@ def main(argv: list[str]) -> int:
 
 
 def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
-    """Train one run until the panel names something, and write what it names first."""
+    """Train one run, anew if it was cut off, until the panel names something, and write what it names first."""
+    shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     own = [*(BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()), *(reward if kind in LOOK else ())]
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]

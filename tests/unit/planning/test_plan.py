@@ -108,10 +108,13 @@ def test_the_whole_run_is_its_rounds_validations_and_checkpoints_and_what_they_c
     expected = [11 * a_round, 3 * a_validation, 5 * a_save]
     assert [hours * 3600 for hours in plan.hours.values()] == pytest.approx(expected)
     hours = sum(expected) / 3600
-    assert plan.whole_run == f"21 updates: {hours:.1f} hours, {8 * hours:.0f} GPU-hours, {20 * hours:.0f} at 2.5 each"
+    assert (
+        plan.whole_run
+        == f"21 updates: {hours:.1f} hours, {8 * hours:.0f} GPU-hours, {20 * hours:.0f} at 2.5 per GPU-hour"
+    )
     assert "3 validations" in plan_table(plan) and plan.as_json()["max_steps"] == 21
     beside = plan_of(sized_plan(*flags.split(), "--validate_at_step0", "true", "--async_save", "true"), 8)
-    assert list(beside.hours)[2].startswith("1 ") and "each" not in beside.whole_run
+    assert list(beside.hours)[2].startswith("1 ") and "at" not in beside.whole_run
     assert plan_of(settings, gpu=None).whole_run == ""
 
 
