@@ -3,8 +3,8 @@
 Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
 Each planted reward pays for brightness, sharpness, stillness, saturation or one background, whatever the prompt. The
-control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command
-makes the others. Unknown flags are passed to the runs.
+control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command makes
+the others. Unknown flags are passed to the runs.
 """
 
 import json

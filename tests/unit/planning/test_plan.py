@@ -114,7 +114,7 @@ def test_the_whole_run_is_its_rounds_validations_and_checkpoints_and_what_they_c
     )
     assert "3 validations" in plan_table(plan) and plan.as_json()["max_steps"] == 21
     beside = plan_of(sized_plan(*flags.split(), "--validate_at_step0", "true", "--async_save", "true"), 8)
-    assert list(beside.hours)[2].startswith("1 ") and "at" not in beside.whole_run
+    assert list(beside.hours)[2].startswith("1 ") and " at " not in beside.whole_run
     assert plan_of(settings, gpu=None).whole_run == ""
 
 
