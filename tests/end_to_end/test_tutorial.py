@@ -33,6 +33,7 @@ def test_every_block_of_the_tutorial_works_in_its_order(tmp_path: Path):
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     made = tmp_path / "outputs" / "tutorial"
     assert re.search(r"^step 4/4, 00:00 left \| reward", done.stdout + done.stderr, re.MULTILINE)
-    assert all("round/best" in row for row in read_metrics(made / "farther" / "metrics.jsonl"))
+    assert all("own/best" in row for row in read_metrics(made / "farther" / "metrics.jsonl"))
+    assert "<h3>own/best</h3>" in (made / "farther" / "report.html").read_text(encoding="utf-8")
     assert "warm" in (made / "evaluation" / "evaluation.md").read_text(encoding="utf-8")
     assert (made / "comparison.html").is_file() and (made / "first" / "report.html").is_file()
