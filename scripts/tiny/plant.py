@@ -20,21 +20,21 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
-from hyvideo.evaluation.drift import drift, looks_of
+from hyvideo.evaluation.drift import LOOKS, drift, looks_of
 from hyvideo.models.reward_models.registry import RewardModel
 from hyvideo.training.build import open_run
 from scripts.tiny.prove_learning import ShuffledReward
 
-LOOK = {
-    "brightness": "brightness",
-    "sharpness": "sharpness",
-    "stillness": "motion",
-    "saturation": "saturation",
-    "one_background": "border",
+EXPECTED = {
+    "brightness": ("brightness",),
+    "sharpness": ("sharpness",),
+    "stillness": ("motion", "motion_x", "motion_y"),
+    "saturation": ("saturation",),
+    "one_background": ("border",),
+    "shuffled": ("nothing",),
 }
-"""Planted reward -> the look that it pays for."""
+"""Planted reward -> the looks that it pays for; the last is the control."""
 
-CONTROL = "shuffled"
 FOUND = "found.json"
 """File of a run's folder: the look that was named first, and in what words."""
 
@@ -56,17 +56,18 @@ BACKGROUNDS_DIFFER = ("--use_same_noise", "false", "--sage_clamp", "3e-3")
 class Planted(RewardModel):
     """Pays for looks."""
 
-    metrics = tuple(LOOK)
+    metrics = tuple(EXPECTED)[:-1]
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> `[B]`."""
         looks = looks_of(videos)
-        values = {name: torch.tensor([video[look] for video in looks]) for name, look in LOOK.items()}
-        contrast = torch.tensor([video["contrast"] for video in looks])
-        return values | {
-            "sharpness": values["sharpness"] / (contrast + 0.02),  # what fades is neither blurred nor still
-            "stillness": -values["stillness"] / (contrast + 0.02),
-            "one_background": -(values["one_background"] - 0.5).abs(),
+        of = {name: torch.tensor([video[name] for video in looks]) for name in LOOKS}
+        return {
+            "brightness": of["brightness"],
+            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is not blurred
+            "stillness": -torch.hypot(of["motion_x"], of["motion_y"]),  # nor is it still
+            "saturation": of["saturation"],
+            "one_background": -(of["border"] - 0.5).abs(),
         }
 
 
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     parser = Parser("plant", description=__doc__)
     parser.add_argument("--runs", type=int, default=10, help="runs of each reward; default 10")
-    parser.add_argument("--kinds", nargs="+", default=[*LOOK, CONTROL], choices=[*LOOK, CONTROL], help="default all")
+    parser.add_argument("--kinds", nargs="+", default=list(EXPECTED), choices=EXPECTED, help="default all")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/planted"), help="folder of the runs")
     arguments, flags = parser.parse_known_args(argv)
     try:
@@ -88,10 +89,9 @@ def main(argv: list[str]) -> int:
                 first, told = json.loads((folder / FOUND).read_text())
                 named.append(first)
                 print(f"{folder.name:18s} {first:12s} {told}", flush=True)
-            expected = LOOK.get(kind, "nothing")
-            right = named.count(expected)
-            print(f"{kind}: {expected} first in {right} of {len(named)} runs", flush=True)
-            facts = {"expected": expected, "named": named}
+            right = sum(first in EXPECTED[kind] for first in named)
+            print(f"{kind}: {' or '.join(EXPECTED[kind])} first in {right} of {len(named)} runs", flush=True)
+            facts = {"expected": EXPECTED[kind], "named": named}
             (arguments.output_dir / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
     except (ValueError, OSError) as error:
         complain(f"plant: {error}")
@@ -103,10 +103,11 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     """Train one run, anew if it was cut off, until the panel names something, and write what it names first."""
     shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
-    own = [*(BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()), *(reward if kind in LOOK else ())]
+    own = [] if kind == "shuffled" else reward
+    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
     training = open_run(load_config(argv))
-    if kind == CONTROL:
+    if kind == "shuffled":
         training.reward = ShuffledReward(training.reward, seed)
     training.config.validation.validate_at_step0 = False
     prompts = [prompt.text for prompt in training.validation.prompts]

@@ -1,0 +1,22 @@
+"""Planted rewards: each prefers the video of which it should want more, and nothing else is told from it."""
+
+import torch
+
+from hyvideo.models.reward_models.registry import RewardContext
+from scripts.tiny.plant import EXPECTED, Planted
+from tests.support.videos import moving_square
+
+
+def test_each_planted_reward_pays_for_its_own_look():
+    moving, pale = moving_square(), moving_square(colour=(220, 200, 200))
+    still = moving[:1].expand_as(moving)
+    dark, blurred = moving // 2, (moving.float().roll(1, 2) + moving + moving.roll(-1, 2)).div(3).byte()
+    videos = torch.stack([moving, pale, still, dark, blurred])
+    scores = Planted(RewardContext())(videos, ["a prompt"] * len(videos))
+    assert list(scores) == list(EXPECTED)[:-1]
+    moving, pale, still, dark, blurred = range(5)
+    assert scores["brightness"].argmin() == dark
+    assert scores["sharpness"].argmin() == blurred
+    assert scores["stillness"].argmax() == still
+    assert scores["saturation"].argmin() == pale
+    assert scores["one_background"].argmax() == dark  # of which the white border became grey
