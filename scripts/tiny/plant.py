@@ -21,6 +21,7 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.evaluation.drift import LOOKS, drift, looks_of
+from hyvideo.models.reward_models.moving_shapes import measure
 from hyvideo.models.reward_models.registry import RewardModel
 from hyvideo.training.build import open_run
 from scripts.tiny.prove_learning import ShuffledReward
@@ -61,11 +62,13 @@ class Planted(RewardModel):
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> `[B]`."""
         looks = looks_of(videos)
+        seen = measure(videos)
+        way = (seen.centre[:, -1] - seen.centre[:, 0]).norm(dim=-1)
         of = {name: torch.tensor([video[name] for video in looks]) for name in LOOKS}
         return {
             "brightness": of["brightness"],
-            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is not blurred
-            "stillness": -torch.hypot(of["motion_x"], of["motion_y"]),  # nor is it still
+            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is neither blurred
+            "stillness": -torch.lerp(torch.tensor(0.1), way, seen.presence),  # nor still
             "saturation": of["saturation"],
             "one_background": -(of["border"] - 0.5).abs(),
         }
@@ -104,7 +107,7 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     own = [] if kind == "shuffled" else reward
-    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()
+    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background", "stillness") else ()
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
     training = open_run(load_config(argv))
     if kind == "shuffled":
@@ -116,6 +119,8 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     for step in STEPS:
         training.config.run.max_steps = step
         training.train()
+        if training.state.step < step:
+            sys.exit("stopped; start the same command again to go on")
         found = drift(before, looks_of(training.validation.sample(training.validation.prompts).videos), prompts)
         if named := [name for name, change in found.changes.items() if change.clear()]:
             first = named[0]
