@@ -25,8 +25,7 @@ from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Guidance, HunyuanVideoGRPOPipeline, SampleNoise
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
-from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+from scripts.paper.study import BLACK, BLUE, FAILS, HOLDS, ORANGE, SAMPLERS, Claim, Study, legend_below, paragraph, tidy
 from scripts.reports.markdown import markdown_table
 
 STEPS, ETA, SEED = 20, 0.5, 42
@@ -89,7 +88,7 @@ def _track(
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """Columns are samplers; above the velocity's gradient with its theory, below the weights' before and after."""
-    figure = new_figure(10, 4.8)
+    figure = Figure(figsize=(10, 4.8), layout="constrained")
     panels = figure.subplots(2, 4, sharex=True, sharey="row")
     for column, (sampler, values) in enumerate(found["samplers"].items()):
         sigma, theory, scale, by_velocity, by_weights = _trained(found["sigma"], values)

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from scipy.integrate import quad
 
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, flow_variance, sage_variance
-from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, tidy
-from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+from scripts.paper.study import COLOURS, FAILS, HOLDS, MARKERS, SAMPLERS, Claim, Study, legend_below, paragraph, tidy
 
 STEPS, SHIFT, ETA, CLAMP = 20, 5.0, 0.5, 3e-3
 STEP_COUNTS = (10, 20, 50)
@@ -71,7 +70,7 @@ def _error_of_closed_form(steps: int) -> float:
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """One panel per regime: std of every step, in the order of denoising."""
-    figure = new_figure(10, 3.4)
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (regime, samplers) in zip(panels, found["regimes"].items(), strict=True):
         for sampler, colour in COLOURS.items():

@@ -103,19 +103,14 @@ class PaperRun:
             return False
 
     @property
-    def is_trained(self) -> bool:
-        """Whether its last checkpoint is there; the base model needs none."""
-        return self.last_step >= self.max_steps
-
-    @property
     def last_step(self) -> int:
         """Updates at its last checkpoint."""
         checkpoints = checkpoints_of(self.folder / "checkpoints")
         return max((int(path.name.removeprefix("step_")) for path in checkpoints), default=0)
 
     def commands(self) -> list[list[str]]:
-        """Train, if that is not complete, then sample and score."""
-        training = [] if self.is_trained else [[*self.launch, *self.training]]
+        """Train, if its last checkpoint is not there (the base model needs none), then sample and score."""
+        training = [[*self.launch, *self.training]] if self.last_step < self.max_steps else []
         step = max(self.last_step, self.max_steps)
         trained = [] if self.row == "base" else [str(self.folder / "checkpoints" / f"step_{step}")]
         model = [self.name, self.model_root, *trained]

@@ -1,6 +1,5 @@
 """What runs of `scripts.paper.reproduce` found, beside what the paper says: tables, claims, curves, studies, page."""
 
-import base64
 import io
 import json
 import math
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from pydantic_core import to_json
 
 from hyvideo.config.outside import complain
@@ -17,11 +17,10 @@ from hyvideo.evaluation.comparison import OVERALL
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval, seed_interval
 from hyvideo.evaluation.scored_files import SCORES
 from hyvideo.observability.metrics import read_rows
-from scripts.paper.drawing import BLACK, BLUE, GREEN, RED, legend_below, new_figure, tidy
-from scripts.paper.study import OPEN, verdict
+from scripts.paper.study import BLACK, BLUE, GREEN, OPEN, RED, legend_below, tidy, verdict
 from scripts.reports.gallery import read_models, write_study
 from scripts.reports.markdown import markdown_table
-from scripts.reports.page import write_page
+from scripts.reports.page import data_url, write_page
 from scripts.reports.win_rates import CRITERIA, read_votes, win_rates
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def read_scores(runs: "Sequence[PaperRun]") -> dict[str, dict[int, dict[str, np.
             row = json.loads(line)
             of_videos.setdefault(row["video"], {}).update(row["scores"])
         videos = [of_videos[name] for name in sorted(of_videos)]
-        metrics = {name: np.array([_number(video.get(name)) for video in videos]) for name in videos[0]}
+        metrics = {name: np.array([video.get(name) for video in videos], dtype=float) for name in videos[0]}
         if {"VQ", "MQ", "TA"} <= set(metrics):
             metrics = {OVERALL: metrics["VQ"] + metrics["MQ"] + metrics["TA"], **metrics}
         found.setdefault(run.row, {})[run.seed] = metrics
@@ -279,7 +278,8 @@ def _figures(paper: Mapping[str, Any], runs: "Sequence[PaperRun]") -> list[dict[
         panels = {name: rows for name, rows in panels.items() if any(row in of_rows for row in rows)}
         if not panels:
             continue
-        figure = new_figure(3.4 * len(panels) if len(panels) > 1 else 6.8, 3.0)
+        width = 3.4 * len(panels) if len(panels) > 1 else 6.8
+        figure = Figure(figsize=(width, 3.0), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
             for colour, row in zip(COLOURS, rows, strict=False):
@@ -289,12 +289,7 @@ def _figures(paper: Mapping[str, Any], runs: "Sequence[PaperRun]") -> list[dict[
                 axes.plot(steps, means, color=colour, label=label_of(paper, row)[1], linewidth=1.3)
             tidy(axes, title=name if len(panels) > 1 else "", xlabel="update", ylabel="training reward")
         legend_below(figure, all_axes[0], columns=4)
-        picture = io.StringIO()
+        picture = io.BytesIO()
         figure.savefig(picture, format="svg")
-        data = base64.b64encode(picture.getvalue().encode()).decode()
-        drawn.append({"title": title, "picture": f"data:image/svg+xml;base64,{data}"})
+        drawn.append({"title": title, "picture": data_url("image/svg+xml", picture.getvalue())})
     return drawn
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

@@ -9,34 +9,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hyvideo.training.stop_signal import PREEMPTED, StopSignal
+
+if TYPE_CHECKING:
+    from scripts.paper.reproduce import PaperRun
 
 REPOSITORY = Path(__file__).parents[2]
 _LOOK_EVERY_SECONDS = 0.5
 
 
-class Trained(Protocol):
-    """What `train` needs to know of a run."""
-
-    folder: Path
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing is left to do."""
-
-    def commands(self) -> list[list[str]]:
-        """Return the command lines that are left, one after the other; the last one measures it and saves nothing."""
-
-    def tidy(self) -> None:
-        """Remove what a finished run needs no longer."""
-
-
 class _Training:
     """A run in a process of its own, which holds the run's lock while it lives."""
 
-    def __init__(self, run: Trained, lock: TextIOWrapper, threads: int | None) -> None:
+    def __init__(self, run: "PaperRun", lock: TextIOWrapper, threads: int | None) -> None:
         self.run, self._lock = run, lock
         self._environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
         self._start(run.commands())
@@ -86,12 +73,12 @@ class _Training:
         return f"{ended}, see {log_of(self.run)}"
 
 
-def log_of(run: Trained) -> Path:
+def log_of(run: "PaperRun") -> Path:
     """Where a run's console goes."""
     return run.folder.with_suffix(".log")
 
 
-def train(runs: Sequence[Trained], *, jobs: int, minutes: float | None = None, threads: int | None = 1) -> list[str]:
+def train(runs: "Sequence[PaperRun]", *, jobs: int, minutes: float | None = None, threads: int | None = 1) -> list[str]:
     """Train what is not finished, in the order given.
 
     Ctrl-C, SIGTERM and the end of `minutes` let every training finish its round, save and stop. A run that another
@@ -137,7 +124,7 @@ def _is_over(stop: StopSignal, deadline: float) -> bool:
     return stop.name is not None or time.monotonic() > deadline
 
 
-def _start(run: Trained, threads: int | None) -> list[_Training]:
+def _start(run: "PaperRun", threads: int | None) -> list[_Training]:
     """Start a training; none when another command holds it."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = log_of(run).open("a", encoding="utf-8")

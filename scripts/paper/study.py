@@ -1,7 +1,9 @@
-"""A study: one figure or table of the paper, and how it gets into docs/claims.md with its picture and raw numbers."""
+"""A study: one figure or table of the paper, how it is drawn, and how it gets into docs/claims.md with its raw numbers.
+
+The pictures have one size of text, one colour-blind-safe palette, and one name and colour per sampler.
+"""
 
 import json
-import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from hyvideo.evaluation.intervals import Interval
 from scripts.reports.markdown import replace_part
@@ -17,6 +21,15 @@ from scripts.reports.markdown import replace_part
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = "claims.md"
+
+BLUE, ORANGE, GREEN, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#333333"
+"""From Okabe and Ito's palette: distinguishable with any colour vision."""
+
+SAMPLERS = {"sage_grpo": "SAGE", "flow_grpo": "Flow-GRPO", "dance_grpo": "DanceGRPO", "cps": "CPS"}
+"""sde_type -> its name in pictures and tables."""
+
+COLOURS = {"sage_grpo": BLUE, "flow_grpo": RED, "dance_grpo": GREEN}
+MARKERS = {"sage_grpo": "o", "flow_grpo": "s", "dance_grpo": "^"}
 
 
 @dataclass(frozen=True)
@@ -93,11 +106,6 @@ def paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), width=120, break_long_words=False, break_on_hyphens=False)
 
 
-def read_found(path: Path) -> dict[str, Any]:
-    """Read raw numbers that `publish` wrote; null comes back as NaN."""
-    return _with_nan(json.loads(path.read_text(encoding="utf-8")))
-
-
 def claims_table(folder: Path) -> str:
     """One row per claim of every study whose raw numbers lie in `folder`, with a link to its section."""
     rows = ["| claim | verdict | evidence |", "|---|---|---|"]
@@ -109,20 +117,26 @@ def claims_table(folder: Path) -> str:
     return "\n".join(rows)
 
 
-def _rounded(value: Any) -> Any:
-    """Floats to six digits, NaN and infinities to None, everywhere inside lists and mappings."""
-    if isinstance(value, Mapping):
-        return {str(name): _rounded(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+def _rounded(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Floats to six digits, NaN and infinities to None, as they are read back from JSON."""
+    text = json.dumps(found)
+    return json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"), parse_constant=lambda name: None)
 
 
-def _with_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _with_nan(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_with_nan(item) for item in value]
-    return math.nan if value is None else value
+def tidy(axes: Axes, *, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
+    """Give axes their labels, a light grid and no box."""
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend for all panels, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

@@ -53,14 +53,14 @@ def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "")
     file = unquote(relative_url(video.path, page))
     if not (video.path.is_file() and video.path.stat().st_size):
         return VideoOnPage("", file, video.prompt, video.scores, label)
-    url = _data("video/mp4", read_file(video.path, None)) if embed else relative_url(video.path, page)
+    url = data_url("video/mp4", read_file(video.path, None)) if embed else relative_url(video.path, page)
     placed = VideoOnPage(url, file, video.prompt, video.scores, label)
     found, beside = picture_of(video.path), video.path.with_suffix(POSTER)
     if not found:
         return placed
     picture, size = found
     linked = _is_own(beside) and not embed
-    return replace(placed, poster=relative_url(beside, page) if linked else _data("image/jpeg", picture), size=size)
+    return replace(placed, poster=relative_url(beside, page) if linked else data_url("image/jpeg", picture), size=size)
 
 
 def picture_of(video: Path) -> tuple[bytes, tuple[int, int]] | None:
@@ -87,7 +87,8 @@ def relative_url(path: Path, page: Path) -> str:
     return quote(Path(os.path.relpath(path.resolve(), page.resolve().parent)).as_posix())
 
 
-def _data(kind: str, content: bytes) -> str:
+def data_url(kind: str, content: bytes) -> str:
+    """Return a link that holds the content itself."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 

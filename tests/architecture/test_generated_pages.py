@@ -1,13 +1,14 @@
 """Pages that commands write say what the schema and the committed numbers say now."""
 
 import importlib
+import json
 import re
 
 import pytest
 
 from hyvideo.config.settings import SETTINGS
 from scripts.flag_tables import TARGET, flag_tables
-from scripts.paper.study import DOCS, DOCUMENT, claims_table, read_found
+from scripts.paper.study import DOCS, DOCUMENT, claims_table
 
 FOLDER = DOCS / "claims"
 SCRIPTS = (DOCS.parent / "scripts/paper").glob("*.py")
@@ -32,7 +33,7 @@ def test_the_flag_tables_are_those_of_the_schema_with_one_row_for_every_flag():
 def test_every_section_of_the_claims_follows_from_its_raw_numbers(name):
     study = importlib.import_module(f"scripts.paper.{name}").STUDY
     assert study.name == name
-    assert part(name) == study.section(read_found(FOLDER / f"{name}.json"))
+    assert part(name) == study.section(json.loads((FOLDER / f"{name}.json").read_text()))
 
 
 def test_the_table_of_claims_follows_from_the_raw_numbers_which_are_small_as_the_pictures_are():
