@@ -5,12 +5,17 @@ The exit status is 1 when something became slower.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks import attention, checkpoints, grpo_step, parts
 from benchmarks.paired import Result, machine_kind, on_shared_cpu, print_results
-from benchmarks.record import read_results, verdict, write_results, write_table
+from scripts.reports.markdown import markdown_table, replace_part
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "attention": attention.measure,
@@ -21,6 +26,11 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
 
 WAITING = "checkpoints"
 """A benchmark of waiting, which `--shared` leaves out: it measures CPU seconds, and waiting costs none."""
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
+TOLERANCE = 0.1
+"""Share by which a median may fall before it can count as slower; the quartiles must not overlap either."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,6 +60,49 @@ def main(argv: Sequence[str]) -> int:
     write_table(kind, read_results(kind))
     print(f"written: {path} and its table in docs/performance.md")
     return 1 if "slower" in verdicts.values() else 0
+
+
+def read_results(kind: str) -> dict[str, Any]:
+    """Return the committed results of a kind of machine by name; none when there are none."""
+    path = RESULTS / f"{kind}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
+
+
+def write_results(kind: str, results: Sequence[Result]) -> Path:
+    """Write `<kind>.json`; results of benchmarks that did not run this time are kept."""
+    entries = read_results(kind) | {result.name: result.as_json() for result in results}
+    path = RESULTS / f"{kind}.json"
+    text = json.dumps({"machine": kind, "torch": torch.__version__, "results": dict(sorted(entries.items()))}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def verdict(result: Result, before: Mapping[str, Any]) -> str:
+    """Say how a result compares with the committed one: `new`, `as before`, `faster` or `slower`.
+
+    Faster and slower are said where the medians differ by more than `TOLERANCE` and the ranges between the quartiles
+    do not overlap.
+    """
+    if result.name not in before:
+        return "new"
+    then, here = before[result.name]["ratio"], result.ratio
+    if here.median < (1 - TOLERANCE) * then["median"] and here.high < then["low"]:
+        return "slower"
+    if here.median > (1 + TOLERANCE) * then["median"] and here.low > then["high"]:
+        return "faster"
+    return "as before"
+
+
+def write_table(kind: str, entries: Mapping[str, Any], document: Path = DOCUMENT) -> None:
+    """Put the ratios of a kind of machine between its markers in the document; a new kind is added at the end."""
+    rows = []
+    for name, entry in entries.items():
+        rows.append((name, entry["compares"], "**{median:.2f}** ({low:.2f} - {high:.2f})".format(**entry["ratio"])))
+    text = document.read_text(encoding="utf-8")
+    if f"<!-- {kind} -->" not in text:
+        text = f"{text.rstrip()}\n\n### {kind}\n"
+    table = markdown_table(("benchmark", "baseline / ours", "ratio (quartiles)"), rows)
+    document.write_text(replace_part(text, kind, table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -93,9 +93,6 @@ def training_pass(transformer: nn.Module, inputs: dict[str, Any]) -> Callable[[]
     return run
 
 
-PASSES = {"forward": forward_pass, "training": training_pass}
-
-
 def _output(transformer: nn.Module, inputs: dict[str, Any]) -> Tensor:
     with torch.autocast(transformer.device.type, torch.bfloat16, enabled=transformer.dtype == torch.bfloat16):
         return transformer(**inputs)[0]

@@ -41,22 +41,22 @@ class Result:
     Attributes:
         name: `<benchmark>/<case>`; with it a later run is compared.
         compares: baseline and ours in words.
-        ratio: of their times; None where something else than two times was measured.
+        ratio: of their times.
         facts: further numbers by name, such as seconds, bytes or errors.
     """
 
     name: str
     compares: str
-    ratio: Spread | None
+    ratio: Spread
     facts: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict:
         """Return what is written to the results file, numbers to four digits."""
         entry = asdict(self)
         del entry["name"]
-        if self.ratio:
-            entry["ratio"] = {name: _rounded(value) for name, value in entry["ratio"].items()}
-        return entry | {"facts": {name: _rounded(value) for name, value in self.facts.items()}}
+        for part in ("ratio", "facts"):
+            entry[part] = {name: _rounded(value) for name, value in entry[part].items()}
+        return entry
 
 
 def compare(
@@ -152,9 +152,7 @@ def device() -> torch.device:
 def print_results(results: Sequence[Result]) -> None:
     """Print one line per result."""
     for result in results:
-        ratio = "-"
-        if result.ratio:
-            ratio = f"{result.ratio.median:.2f}x [{result.ratio.low:.2f}, {result.ratio.high:.2f}]"
+        ratio = f"{result.ratio.median:.2f}x [{result.ratio.low:.2f}, {result.ratio.high:.2f}]"
         facts = ", ".join(f"{name} {_rounded(value):g}" for name, value in result.facts.items())
         print(f"{result.name}: {ratio} ({result.compares}); {facts}", flush=True)
 

@@ -39,11 +39,6 @@ STD = 0.02
 """Of the weights; norms start at 1 and biases at 0."""
 
 
-def random_trunk(*, small: bool) -> dict[str, Any]:
-    """Return what the transformer's config says otherwise than the bundled one."""
-    return SMALL_TRUNK if small else REAL_TRUNK
-
-
 def write_random_model(folder: Path, *, small: bool) -> Path:
     """Write the folder, unless it is there; 16 GB with the released sizes. Return it."""
     if (folder / "model_index.json").is_file():
@@ -52,7 +47,7 @@ def write_random_model(folder: Path, *, small: bool) -> Path:
     config: dict[str, Any] = json.loads((BUNDLED / "transformer" / "config.json").read_text(encoding="utf-8"))
     torch.manual_seed(0)
     with device(), made_in(torch.float32 if small else torch.bfloat16), torch.no_grad():
-        transformer = HunyuanVideo15Transformer3DModel.from_config(config | random_trunk(small=small))
+        transformer = HunyuanVideo15Transformer3DModel.from_config(config | (SMALL_TRUNK if small else REAL_TRUNK))
         for module in transformer.modules():
             for name, weight in module.named_parameters(recurse=False):
                 if name == "bias":

@@ -22,7 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
 from benchmarks.first_light import second_visit
-from benchmarks.first_light.random_model import BUNDLED, random_trunk, write_random_model
+from benchmarks.first_light.random_model import BUNDLED, REAL_TRUNK, SMALL_TRUNK, write_random_model
+from benchmarks.first_light.second_visit import Findings
 from benchmarks.paired import device, median_seconds
 from benchmarks.plain_loop import make_round
 from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
@@ -37,7 +38,6 @@ from hyvideo.training.run import Run
 from scripts.reports.improvement import read_held_out
 
 GIB = 2**30
-Findings = Iterator[tuple[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ def plan_gib(place: Place, name: str) -> float:
     config = large_run(place, name)
     config = replace(config, model=replace(config.model, pretrained_model_root=str(BUNDLED)))  # for its encoders
     bundled = read_networks(config.model, config.reward)
-    networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
+    trunk = SMALL_TRUNK if place.small else REAL_TRUNK
+    networks = replace(bundled, transformer={**bundled.transformer, **trunk})
     ranks = 8 if config.parallel.enable_fsdp else 1
     return rehearse(config, networks, world_size=ranks, num_text=15).peak / GIB
 

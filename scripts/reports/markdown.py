@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from hyvideo.evaluation.comparison import Comparison
 from hyvideo.evaluation.intervals import Interval
@@ -54,11 +53,3 @@ def replace_part(text: str, name: str, content: str) -> str:
     if pattern.search(text):
         return pattern.sub(lambda match: part, text)
     return f"{text.rstrip()}\n\n{part}\n"
-
-
-def write_part(document: Path, name: str, content: str, *, heading: str = "") -> None:
-    """Put `content` into a file as `replace_part` does, below a new heading where the file has no such part yet."""
-    text = document.read_text(encoding="utf-8")
-    if heading and f"<!-- {name} -->" not in text:
-        text = f"{text.rstrip()}\n\n### {heading}\n"
-    document.write_text(replace_part(text, name, content), encoding="utf-8")

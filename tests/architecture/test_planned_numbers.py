@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.first_light.random_model import BUNDLED, random_trunk
+from benchmarks.first_light.random_model import BUNDLED, REAL_TRUNK
 from benchmarks.first_light.stages import Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
@@ -77,7 +77,7 @@ def test_the_assumed_utilisation_is_what_an_h200_reached_by_the_operations_that_
     config = large_run(Place(Path(), small=False), "rank_compiled")
     config = replace(config, model=replace(config.model, pretrained_model_root=str(BUNDLED)))
     bundled = read_networks(config.model, config.reward)
-    networks = replace(bundled, transformer=bundled.transformer | random_trunk(small=False))
+    networks = replace(bundled, transformer=bundled.transformer | REAL_TRUNK)
     done = rehearse(config, networks, world_size=8, num_text=15)
     flops = sum(done.flops[phase] for phase in TIMED)
     reached = f"{flops / took / find_gpu('H200').teraflops / 1e12:.2f}"
