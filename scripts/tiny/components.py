@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from scripts.tiny.prompts import WORDINGS, prompt, scenes
+from scripts.tiny.prompts import ALL_SCENES, WORDINGS, prompt
 
 TEXT_WIDTH = 128
 GLYPH_WIDTH = 32
@@ -40,16 +40,16 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer() -> Qwen2Tokenizer:
     """Train a byte-level BPE on the prompts and the chat template, so that nearly every word is one token."""
-    system_text = system_message()
-    pre_tokenizer = pre_tokenizers.Sequence(
+    signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+    system_text = signature.parameters["system_message"].default  # the pipeline puts it before every prompt
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizer
-    corpus = [prompt(scene, wording) for scene in scenes() for wording in range(len(WORDINGS))]
+    corpus = [prompt(scene, wording) for scene in ALL_SCENES for wording in range(len(WORDINGS))]
     roles = [f"{role}\n" for role in ("system", "user", "assistant")]
     training = trainers.BpeTrainer(
         vocab_size=1024, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
@@ -63,12 +63,6 @@ def build_tokenizer() -> Qwen2Tokenizer:
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS[1:])})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def system_message() -> str:
-    """Return the system text that the diffusers pipeline puts before every prompt."""
-    signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
-    return signature.parameters["system_message"].default
 
 
 @torch.no_grad()

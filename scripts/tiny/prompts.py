@@ -14,50 +14,39 @@ WORDINGS = (
     "a {shape} in {colour} heads {speed} {motion}",
     "a {colour} {shape} travels {motion}, {speed}",
 )
-"""Sentences a scene is put into; `motion` comes with its preposition (see `phrase`)."""
+"""Sentences a scene is put into; `motion` comes with its preposition: "to the upper left", "upwards"."""
 
 PROMPTS_PER_SCENE = {"train.csv": 2, "valid.csv": 3}
 """Rows per scene in each file, each in another wording."""
 
 
-def scenes() -> list[Scene]:
-    """Every combination of the vocabulary, 384 scenes."""
-    return [Scene(c, s, m, p) for c in COLOURS for s in SHAPES for m in MOTIONS for p in SPEEDS]
+ALL_SCENES = [Scene(c, s, m, p) for c in COLOURS for s in SHAPES for m in MOTIONS for p in SPEEDS]
+"""Every combination of the vocabulary, 384 scenes."""
 
 
-def is_held_out(scene: Scene) -> bool:
+def _is_held_out(scene: Scene) -> bool:
     """Whether no training video shows this scene: one in five, spread so that every pair of words is still seen."""
     colour, shape = list(COLOURS).index(scene.colour), list(SHAPES).index(scene.shape)
     motion, speed = list(MOTIONS).index(scene.motion), list(SPEEDS).index(scene.speed)
     return (colour + 2 * shape + motion + 3 * speed) % 5 == 0
 
 
-def train_scenes() -> list[Scene]:
-    """Return the scenes the base is trained on."""
-    return [scene for scene in scenes() if not is_held_out(scene)]
-
-
-def valid_scenes() -> list[Scene]:
-    """Return the scenes that no training video and no training prompt shows."""
-    return [scene for scene in scenes() if is_held_out(scene)]
-
-
-def phrase(motion: str) -> str:
-    """Direction with its preposition: "to the upper left", "upwards"."""
-    return f"{motion}wards" if motion in ("up", "down") else f"to the {motion}"
+TRAIN_SCENES = [scene for scene in ALL_SCENES if not _is_held_out(scene)]
+VALID_SCENES = [scene for scene in ALL_SCENES if _is_held_out(scene)]
+"""Those that the base is trained on, and those that no training video and no training prompt shows."""
 
 
 def prompt(scene: Scene, wording: int) -> str:
     """Say `scene` in one of the WORDINGS, for example "a red circle moves slowly to the left"."""
-    words = {"colour": scene.colour, "shape": scene.shape, "motion": phrase(scene.motion), "speed": scene.speed}
-    return WORDINGS[wording].format(**words)
+    motion = f"{scene.motion}wards" if scene.motion in ("up", "down") else f"to the {scene.motion}"
+    return WORDINGS[wording].format(colour=scene.colour, shape=scene.shape, motion=motion, speed=scene.speed)
 
 
 def write_csv(folder: Path) -> None:
     """Write train.csv and valid.csv (column `prompt`): shuffled prompts of training scenes and of held-out ones."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
-    for name, members in (("train.csv", train_scenes()), ("valid.csv", valid_scenes())):
+    for name, members in (("train.csv", TRAIN_SCENES), ("valid.csv", VALID_SCENES)):
         pairs = [(s, w) for s in members for w in rng.sample(range(len(WORDINGS)), PROMPTS_PER_SCENE[name])]
         rng.shuffle(pairs)
         with (folder / name).open("w", encoding="utf-8", newline="") as file:

@@ -18,7 +18,7 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.moving_shapes import Scene
 from scripts.tiny.clips import render, sample_mixed_clip
 from scripts.tiny.components import SHIFT, build_text_encoder, build_tokenizer, build_transformer, encode_prompts
-from scripts.tiny.prompts import WORDINGS, prompt, train_scenes
+from scripts.tiny.prompts import TRAIN_SCENES, WORDINGS, prompt
 from scripts.tiny.train_vae import to_network
 
 BATCH = 64
@@ -64,14 +64,13 @@ def encode_clips(vae: AutoencoderKLHunyuanVideo15, scenes: list[Scene], rng: ran
 
 def build_dataset(vae: AutoencoderKLHunyuanVideo15) -> Dataset:
     """Encode NUM_CLIPS clips of the training scenes, each scene equally often, and every wording of each scene."""
-    known = train_scenes()
-    picked = [known[i % len(known)] for i in range(NUM_CLIPS)]
-    prompts = [""] + [prompt(scene, wording) for scene in known for wording in range(len(WORDINGS))]
+    picked = [TRAIN_SCENES[i % len(TRAIN_SCENES)] for i in range(NUM_CLIPS)]
+    prompts = [""] + [prompt(scene, wording) for scene in TRAIN_SCENES for wording in range(len(WORDINGS))]
     tokenizer = build_tokenizer()
     text, text_mask = encode_prompts(tokenizer, build_text_encoder(len(tokenizer)), prompts)
-    rows = torch.arange(1, len(prompts)).view(len(known), len(WORDINGS))
+    rows = torch.arange(1, len(prompts)).view(len(TRAIN_SCENES), len(WORDINGS))
     latents = encode_clips(vae, picked, random.Random(0))
-    return Dataset(latents, rows[torch.arange(NUM_CLIPS) % len(known)], text, text_mask)
+    return Dataset(latents, rows[torch.arange(NUM_CLIPS) % len(TRAIN_SCENES)], text, text_mask)
 
 
 def batches(data: Dataset, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

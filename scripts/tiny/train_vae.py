@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLHunyuanVideo15
 from hyvideo.models.loading import allow_batches
 from hyvideo.models.reward_models.moving_shapes import Scene
 from scripts.tiny.clips import SIZE, render, sample_mixed_clip, sample_varied_clip
-from scripts.tiny.prompts import train_scenes, valid_scenes
+from scripts.tiny.prompts import TRAIN_SCENES, VALID_SCENES
 
 CONFIG = {
     "block_out_channels": (8, 32, 64, 64),
@@ -88,7 +88,7 @@ def training_batch(rng: random.Random, scenes: list[Scene], stage: Stage) -> tor
 def held_out_psnr(vae: AutoencoderKLHunyuanVideo15, num_clips: int = 32) -> tuple[float, torch.Tensor]:
     """Mean PSNR in dB of reconstructed held-out scenes (from the posterior mode), and their latents."""
     rng = random.Random(1)
-    videos = render([sample_mixed_clip(rng.choice(valid_scenes()), rng) for _ in range(num_clips)])
+    videos = render([sample_mixed_clip(rng.choice(VALID_SCENES), rng) for _ in range(num_clips)])
     latents = torch.cat([vae.encode(to_network(part)).latent_dist.mode() for part in videos.split(8)])
     decoded = torch.cat([to_videos(vae.decode(part).sample) for part in latents.split(8)])
     error = (decoded.float() - videos.float()).square().flatten(1).mean(1)
@@ -109,14 +109,14 @@ def loss_of(vae: AutoencoderKLHunyuanVideo15, frames: torch.Tensor) -> torch.Ten
 def train(output: Path) -> None:
     """Train a new VAE by STAGES and save it to `output`."""
     torch.manual_seed(0)
-    rng, scenes = random.Random(0), train_scenes()
+    rng = random.Random(0)
     vae = allow_batches(AutoencoderKLHunyuanVideo15(**CONFIG))
     optimizer = torch.optim.AdamW(vae.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
     begin = time.monotonic()
     for step in range(1, NUM_STEPS + 1):
         progress = (step - 1) / NUM_STEPS
         stage = next(stage for stage in STAGES if progress < stage.until)
-        frames = to_network(training_batch(rng, scenes, stage))
+        frames = to_network(training_batch(rng, TRAIN_SCENES, stage))
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1, step / 50) * 0.5 * (1 + math.cos(math.pi * progress))
         loss = loss_of(vae, frames)

@@ -12,9 +12,9 @@ from hyvideo.evaluation.drift import LOOKS, drift, drift_of, looks_of
 from hyvideo.models.reward_models.moving_shapes import Scene
 from hyvideo.observability.scored_videos import ScoredVideo
 from scripts.tiny.clips import BACKGROUNDS, render, sample_clip
-from scripts.tiny.prompts import scenes
+from scripts.tiny.prompts import ALL_SCENES
 
-SCENES = random.Random(0).sample(scenes(), 24)
+SCENES = random.Random(0).sample(ALL_SCENES, 24)
 CLIPS = [sample_clip(scene, random.Random(number)) for number, scene in enumerate(SCENES)]
 PROMPTS = [str(number) for number in range(len(SCENES))]
 

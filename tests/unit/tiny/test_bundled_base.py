@@ -9,7 +9,7 @@ from diffusers import HunyuanVideo15Pipeline
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
 from scripts.tiny.components import PROMPT_TOKENS, build_tokenizer, encode_prompts
-from scripts.tiny.prompts import WORDINGS, prompt, scenes
+from scripts.tiny.prompts import ALL_SCENES, WORDINGS, prompt
 
 BUNDLED = Path(__file__).parents[3] / "assets" / "tiny"
 PROMPTS = ["a red circle moves slowly to the left", "the blue cross glides upwards quickly"]
@@ -45,7 +45,7 @@ def test_training_encodes_prompts_as_the_stock_pipeline_does(pipeline: HunyuanVi
 
 
 def test_no_prompt_is_cut(pipeline: HunyuanVideo15Pipeline) -> None:
-    every = [prompt(scene, wording) for scene in scenes() for wording in range(len(WORDINGS))]
+    every = [prompt(scene, wording) for scene in ALL_SCENES for wording in range(len(WORDINGS))]
     with_system_turn = pipeline.tokenizer.apply_chat_template(
         format_text_input(every, pipeline.system_message), add_generation_prompt=True, return_dict=True
     )

@@ -5,7 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 from hyvideo.models.reward_models.moving_shapes import Scene, parse_prompt
-from scripts.tiny.prompts import scenes, train_scenes, valid_scenes, write_csv
+from scripts.tiny.prompts import ALL_SCENES, TRAIN_SCENES, VALID_SCENES, write_csv
 
 BUNDLED = Path(__file__).parents[3] / "assets" / "tiny" / "prompts"
 
@@ -20,18 +20,18 @@ def pairs_of_words(scene: Scene) -> set[tuple[str, str]]:
 
 
 def test_scenes_are_held_out_whose_every_pair_of_words_is_seen_in_training() -> None:
-    assert len(scenes()) == 384 and len(valid_scenes()) == 77
-    assert not set(train_scenes()) & set(valid_scenes())
-    seen = set().union(*map(pairs_of_words, train_scenes()))
-    assert all(pairs_of_words(scene) <= seen for scene in valid_scenes())
+    assert len(ALL_SCENES) == 384 and len(VALID_SCENES) == 77
+    assert not set(TRAIN_SCENES) & set(VALID_SCENES)
+    seen = set().union(*map(pairs_of_words, TRAIN_SCENES))
+    assert all(pairs_of_words(scene) <= seen for scene in VALID_SCENES)
 
 
 def test_the_bundled_files_hold_unique_readable_prompts_of_their_own_scenes_as_the_program_writes_them(tmp_path):
     train, valid = rows(BUNDLED / "train.csv"), rows(BUNDLED / "valid.csv")
     assert len(train) >= 400 and len(valid) >= 200
     assert len(set(train)) == len(train) and len(set(valid)) == len(valid)
-    assert {parse_prompt(text) for text in train} == set(train_scenes())
-    assert {parse_prompt(text) for text in valid} == set(valid_scenes())
+    assert {parse_prompt(text) for text in train} == set(TRAIN_SCENES)
+    assert {parse_prompt(text) for text in valid} == set(VALID_SCENES)
     write_csv(tmp_path)
     for name in ("train.csv", "valid.csv"):
         assert (tmp_path / name).read_bytes() == (BUNDLED / name).read_bytes()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hyvideo.models.reward_models import moving_shapes as shapes
 from scripts.tiny.clips import Clip, render, sample_clip
-from scripts.tiny.prompts import WORDINGS, prompt, scenes
+from scripts.tiny.prompts import ALL_SCENES, WORDINGS, prompt
 
 METRICS = ("VQ", "MQ", "TA")
-SCENES = random.Random(0).sample(scenes(), 24)
+SCENES = random.Random(0).sample(ALL_SCENES, 24)
 PROMPTS = [prompt(scene, index % len(WORDINGS)) for index, scene in enumerate(SCENES)]
 
 
@@ -54,7 +54,7 @@ def truth() -> Tensor:
     return render(clips())
 
 
-@given(st.sampled_from(scenes()), st.integers(0, len(WORDINGS) - 1))
+@given(st.sampled_from(ALL_SCENES), st.integers(0, len(WORDINGS) - 1))
 def test_every_wording_of_every_scene_is_read_back(scene, wording):
     assert shapes.parse_prompt(prompt(scene, wording)) == scene
 
