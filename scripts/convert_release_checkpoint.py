@@ -132,19 +132,15 @@ def _whole(folder: Path, name: str, stored: dict[str, Any], places: dict[tuple, 
     return tensor
 
 
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
-    form = argparse.RawTextHelpFormatter
-    parser = Parser("scripts.convert_release_checkpoint", description=__doc__, formatter_class=form)
+def main(argv: list[str]) -> int:
+    """Convert; returns the exit status (0 done, 2 wrong input)."""
+    parser = Parser(
+        "scripts.convert_release_checkpoint", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path, help="outputs/checkpoint-N of the original training script")
     parser.add_argument("--config", type=Path, required=True, help="config.json of the transformer it was trained from")
     parser.add_argument("--output_path", type=Path, required=True, help="a new folder; its name is the version's")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str]) -> int:
-    """Convert; returns the exit status (0 done, 2 wrong input)."""
-    arguments = parse_arguments(argv)
+    arguments = parser.parse_args(argv)
     root = arguments.checkpoint.parent if arguments.checkpoint.name == "transformer" else arguments.checkpoint
     try:
         config = read_json(arguments.config)
