@@ -235,8 +235,14 @@ _TRUST = (
     _Logged("loss/policy", "Policy loss", "Its level says little, its jumps much."),
     _Logged("lr", "Learning rate", "As used by each update.", smoothed=False),
 )
-_SECONDS = _Logged(
-    "seconds", "Seconds per update", "All phases together; an update that begins a round pays for its rollout."
+_TIME = (
+    _Logged(
+        "seconds", "Seconds per update", "All phases together; an update that begins a round pays for its rollout."
+    ),
+    _Logged(
+        "perf/slowest_ratio", "Slowest rank's own work", "Divided by the median rank's. Should be near 1.", "round"
+    ),
+    _Logged("perf/slowest_rank", "Slowest rank", "One that stays slowest is slow.", "round", False, False),
 )
 
 _OURS = {
@@ -245,13 +251,6 @@ _OURS = {
     "velocity_grad",
 }
 """Names, or what stands before their slash, of the metrics that the framework logs; others are an algorithm's own."""
-
-_SLOWEST = (
-    _Logged(
-        "perf/slowest_ratio", "Slowest rank's own work", "Divided by the median rank's. Should be near 1.", "round"
-    ),
-    _Logged("perf/slowest_rank", "Slowest rank", "One that stays slowest is slow.", "round", False, False),
-)
 
 
 def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
@@ -274,7 +273,7 @@ def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
     sections = {
         "Reward": reward,
         "Trust region": trust,
-        "Time": [_chart(logged, runs) for logged in (_SECONDS, *_SLOWEST)],
+        "Time": [_chart(logged, runs) for logged in _TIME],
         "Own": [_chart(_Logged(name, name, "Logged by the algorithm."), runs) for name in own],
     }
     return {name: [chart for chart in charts if chart] for name, charts in sections.items()}
