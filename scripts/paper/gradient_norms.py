@@ -150,23 +150,16 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 def spreads(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Largest over smallest gradient of the trained steps, and the largest relative error of the theory."""
     _, theory, scale, by_velocity, by_weights = _trained(sigma, values)
-    return {
-        "velocity": _spread(by_velocity),
-        "velocity_equalized": _spread(by_velocity * scale),
-        "weights": _spread(by_weights),
-        "weights_equalized": _spread(by_weights * scale),
-        "error": float(np.abs(by_velocity / theory - 1).max()),
-    }
+    sizes = {"velocity": by_velocity, "velocity_equalized": by_velocity * scale}
+    sizes |= {"weights": by_weights, "weights_equalized": by_weights * scale}
+    error = float(np.abs(by_velocity / theory - 1).max())
+    return {name: float(size.max() / size.min()) for name, size in sizes.items()} | {"error": error}
 
 
 def _trained(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Level, theory, scale and both measurements of the stochastic steps only."""
     columns = np.array([sigma, *(values[name] for name in ("theory", "scale", "by_velocity", "by_weights"))])
     return columns[:, columns[1] > 0]
-
-
-def _spread(values: np.ndarray) -> float:
-    return float(values.max() / values.min())
 
 
 STUDY = Study("gradient_norms", "Gradient norm over the noise level", describe, claims, draw)
