@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
 from benchmarks.first_light import second_visit
-from benchmarks.first_light.random_model import BUNDLED, REAL_TRUNK, SMALL_TRUNK, write_random_model
 from benchmarks.first_light.second_visit import Findings
 from benchmarks.paired import device, median_seconds
 from benchmarks.plain_loop import make_round
@@ -174,6 +175,29 @@ COMPILED = {False: ("--enable_compile", "true"), True: ()}
 PLANS = "planned_gib.json"
 """What `--plan` writes: the planned peak of each large run."""
 
+BUNDLED = Path(__file__).parents[2] / "assets" / "tiny"
+
+REAL_TRUNK = {
+    "num_attention_heads": 16,
+    "attention_head_dim": 128,
+    "num_layers": 54,
+    "num_refiner_layers": 2,
+    "patch_size": 1,
+    "rope_axes_dim": [16, 56, 56],
+}
+"""Where the released transformer is larger than the bundled one; channels and widths of text stay the bundled ones."""
+
+SMALL_TRUNK = {
+    "num_attention_heads": 4,
+    "attention_head_dim": 32,
+    "num_layers": 2,
+    "patch_size": 1,
+    "rope_axes_dim": [8, 12, 12],
+}
+
+STD = 0.02
+"""Of the weights; norms start at 1 and biases at 0."""
+
 
 def large_run(place: Place, name: str, *more: str) -> Config:
     """Return the settings of a run of the random model: 2 % more video tokens than 81 frames of 352x624 really have.
@@ -192,6 +216,31 @@ def large_run(place: Place, name: str, *more: str) -> Config:
             *("--output_dir", str(place.folder / name), *LARGE[name], *more),
         ]
     )
+
+
+def write_random_model(folder: Path, *, small: bool) -> None:
+    """Write a model folder, unless it is there; 16 GB with the released sizes.
+
+    The transformer's weights are random, and the small parts around it are the bundled model's. Everything else is
+    real: the run reads it from disk, shards it and trains it.
+    """
+    if (folder / "model_index.json").is_file():
+        return
+    shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("transformer", "model_index.json"))
+    config: dict[str, Any] = json.loads((BUNDLED / "transformer" / "config.json").read_text(encoding="utf-8"))
+    torch.manual_seed(0)
+    with device(), made_in(torch.float32 if small else torch.bfloat16), torch.no_grad():
+        transformer = HunyuanVideo15Transformer3DModel.from_config(config | (SMALL_TRUNK if small else REAL_TRUNK))
+        for module in transformer.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if name == "bias":
+                    nn.init.zeros_(weight)
+                elif weight.ndim == 1:
+                    nn.init.ones_(weight)
+                else:
+                    nn.init.normal_(weight, std=STD)
+    transformer.save_pretrained(folder / "transformer", max_shard_size="4GB")
+    shutil.copy(BUNDLED / "model_index.json", folder)  # last: the folder is whole
 
 
 def plan_gib(place: Place, name: str) -> float:

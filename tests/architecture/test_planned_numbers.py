@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.first_light.random_model import BUNDLED, REAL_TRUNK
-from benchmarks.first_light.stages import Place, large_run
+from benchmarks.first_light.stages import BUNDLED, REAL_TRUNK, Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
 from hyvideo.evaluation.original_command import placement
