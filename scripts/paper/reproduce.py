@@ -293,10 +293,9 @@ def main(argv: Sequence[str]) -> int:
 def _run(work: Work) -> int:
     """Check every row before the first one costs anything; then plan, print or train."""
     arguments, starter = work.arguments, []
-    if arguments.scale == "full" and not any(word.startswith("--train_video_csv") for word in work.flags):
-        starter = ["--train_video_csv", str(REPOSITORY / "assets/prompts/train.csv")]  # as the launcher gives it
-    if arguments.scale == "full" and not any(word.startswith("--valid_video_csv") for word in work.flags):
-        starter += ["--valid_video_csv", str(REPOSITORY / "assets/prompts/valid.csv")]
+    for kind in ("train", "valid") if arguments.scale == "full" else ():  # as the launcher gives them
+        if not any(word.startswith(f"--{kind}_video_csv") for word in work.flags):
+            starter += [f"--{kind}_video_csv", str(REPOSITORY / f"assets/prompts/{kind}.csv")]
     work.flags = [*starter, *work.flags]
     prompts, num_prompts = _prompts(work)
     asked = _check_same(work, prompts)
@@ -386,12 +385,8 @@ def _print_bill(work: Work, configs: Mapping[str, Config], prompts: int, num_run
             f"{hours:.0f} hours on {work.world_size} {gpu.name}, one run after the other: "
             f"{hours * work.world_size:,.0f} GPU-hours, measuring included and saving not"
         )
-    end = (
-        "; while a run trains, two more"
-        if work.arguments.scale == "full"
-        else ", each removed when its run is measured"
-    )
-    print(f"{disk / 1e9:,.0f} GB of checkpoints{end}")
+    ends = {"full": "; while a run trains, two more", "tiny": ", each removed when its run is measured"}
+    print(f"{disk / 1e9:,.0f} GB of checkpoints{ends[work.arguments.scale]}")
 
 
 def _content(path: str) -> str:

@@ -224,26 +224,17 @@ def _studies(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]") ->
 
 
 def _table2(table: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> str:
-    parts = []
+    parts, head = [], ["method", "KL", *metrics]
     for setting in sorted({row["setting"] for row in table if row["setting"]}):
-        shown = [row for row in table if row["setting"] in ("", setting)]
-        lines = [
-            [
-                row["method"],
-                row["kl"],
-                *(f"{row['cells'][m]['ours'] or '-'} ({_said(row['cells'][m]['paper'])})" for m in metrics),
-            ]
-            for row in shown
-        ]
-        gains = [
-            [row["method"], row["kl"]]
-            + [f"{c['gain'] or '-'} ({_said(c['paper_gain'])}) {c['verdict']}".strip() for c in row["cells"].values()]
-            for row in shown
-            if row["row"] != "base"
-        ]
+        lines, gains = [], []
+        for row in table:
+            if row["setting"] in ("", setting):
+                of_row, cells = [row["method"], row["kl"]], row["cells"].values()
+                lines.append(of_row + [f"{c['ours'] or '-'} ({_said(c['paper'])})" for c in cells])
+                gained = [f"{c['gain'] or '-'} ({_said(c['paper_gain'])}) {c['verdict']}".strip() for c in cells]
+                gains += [of_row + gained] if row["row"] != "base" else []
         parts += [f"## Setting {setting}", "Ours with 95 % intervals, and the paper's number in brackets."]
-        parts += [markdown_table(["method", "KL", *metrics], lines), "Gain over the base model, likewise."]
-        parts += [markdown_table(["method", "KL", *metrics], gains)]
+        parts += [markdown_table(head, lines), "Gain over the base model, likewise.", markdown_table(head, gains)]
     return "\n\n".join(["# Table 2", *parts]) + "\n"
 
 

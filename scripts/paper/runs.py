@@ -66,8 +66,7 @@ class _Training:
         if self.run.is_finished:
             self.run.tidy()
             return None
-        stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
-        if stopped or (asked_to_stop and status == 0):
+        if asked_to_stop and status in (0, -signal.SIGTERM, PREEMPTED):
             return None
         ended = f"status {status}" if status else "it ended before its work was done"
         return f"{ended}, see {log_of(self.run)}"
