@@ -45,11 +45,7 @@ def build_transformer(dtype: torch.dtype, **config: Any) -> HunyuanVideo15Transf
 
 
 def build_inputs(
-    transformer: HunyuanVideo15Transformer3DModel,
-    latents: Sequence[int],
-    text: Sequence[int],
-    *,
-    padded: bool = False,
+    transformer: HunyuanVideo15Transformer3DModel, latents: Sequence[int], text: Sequence[int], *, padded: bool = False
 ) -> dict[str, Any]:
     """Make the network's arguments from float32 noise; every process makes the same.
 

@@ -51,12 +51,7 @@ class PlainLoop:
     """
 
     def __init__(
-        self,
-        root: Path,
-        training: Run,
-        *,
-        trimmed: bool,
-        decode: Callable[[Tensor], Tensor] | None = None,
+        self, root: Path, training: Run, *, trimmed: bool, decode: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         ours = training.policy.pipeline
         self.config, self.training = training.config, training

@@ -58,18 +58,14 @@ class _AddEntry(argparse.Action):
     """Collect `--model` and `--videos` in the order they are given."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Sequence[str],
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Sequence[str], option: str
     ) -> None:
         """Append one entry."""
-        most = 3 if option_string == "--model" else 2
+        most = 3 if option == "--model" else 2
         if not 2 <= len(values) <= most:
-            parser.error(f"{option_string} takes {self.metavar}; received {' '.join(values)}")
+            parser.error(f"{option} takes {self.metavar}; received {' '.join(values)}")
         trained = Path(values[2]) if len(values) == 3 else None
-        namespace.entries.append(Entry(values[0], Path(values[1]), trained, option_string == "--model"))
+        namespace.entries.append(Entry(values[0], Path(values[1]), trained, option == "--model"))
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -240,8 +236,7 @@ def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, floa
         raise ValueError(
             f'--overall: expected finite weights as JSON, such as {{"VQ": 0.5, "TA": 1}}; received {text:.200}.'
         ) from error
-    unknown = [name for name in weights if name not in metrics]
-    if unknown:
+    if unknown := [name for name in weights if name not in metrics]:
         raise ValueError(f"--overall: no reward gives {', '.join(unknown)}; there are {', '.join(metrics)}.")
     return weights
 

@@ -57,12 +57,10 @@ def main(argv: Sequence[str]) -> int:
         run_stage(given.stage, place, findings)
         return 0
     findings.unlink(missing_ok=True)
-    chosen = {
-        name: stage
-        for name, stage in STAGES.items()
-        if not given.parts or {name, str(stage.part)}.intersection(given.parts)
-    }
-    ended = {name: _run(name, stage.seconds, given) for name, stage in chosen.items()}
+    ended = {}
+    for name, stage in STAGES.items():
+        if not given.parts or {name, str(stage.part)}.intersection(given.parts):
+            ended[name] = _run(name, stage.seconds, given)
     lines = findings.read_text(encoding="utf-8").splitlines() if findings.is_file() else []
     facts = {line["name"]: line["facts"] for line in map(json.loads, lines)}
     stages = {name: {"ended": how, "code": code_version()} for name, how in ended.items()}

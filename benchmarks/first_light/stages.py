@@ -118,10 +118,7 @@ TINY = (
 VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("--use_muon", "true"),
     "torchrun": ("--use_muon", "true", "--enable_fsdp", "true"),
-    "offloads": (
-        *("--offload", "anchor", "reward", "encoders"),
-        *("--async_save", "true", "--reward_async", "true"),
-    ),
+    "offloads": (*("--offload", "anchor", "reward", "encoders"), *("--async_save", "true", "--reward_async", "true")),
     "lora": (
         *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
         *("--use_muon", "false"),

@@ -67,11 +67,8 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
 
 def _lost(rank: int, exitcode: int) -> int:
     """Say which rank was lost, and return the status for it."""
-    how = (
-        "noticed that others are gone, or lost its device"
-        if exitcode > 0
-        else f"was ended by {signal.Signals(-exitcode).name}"
-    )
+    noticed = "noticed that others are gone, or lost its device"
+    how = noticed if exitcode > 0 else f"was ended by {signal.Signals(-exitcode).name}"
     told = f"rank {rank} on {socket.gethostname()} {how}"
     complain(f"launch_ranks.py: {told}")
     if "TRAIN_LOST_FILE" in os.environ:

@@ -102,9 +102,7 @@ def predict_velocity(
 
 
 def flow_matching_loss(
-    transformer: HunyuanVideo15Transformer3DModel,
-    batch: tuple[Tensor, Tensor, Tensor],
-    generator: torch.Generator,
+    transformer: HunyuanVideo15Transformer3DModel, batch: tuple[Tensor, Tensor, Tensor], generator: torch.Generator
 ) -> Tensor:
     """Mean squared error of the velocity `eps - x0` at uniform times shifted as in sampling."""
     clean, text, text_mask = batch
