@@ -116,11 +116,10 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
 
     if config.run.resume_from_checkpoint:  # before the models are loaded, which takes minutes
         require_updates_left(config, read_facts(named_checkpoint(config.run.resume_from_checkpoint))["step"])
-    training = open_run(config)
-    run = training
+    run = open_run(config)
     prompts = repeated(read_prompts(config.data.valid_video_csv, config.data.image_root), arguments.num_held_out)
     sizes = {"num_rounds": arguments.num_rounds, "rates": arguments.rates}
-    found = forecast(training, prompts, **sizes, say=run.journal.console.info)
+    found = forecast(run, prompts, **sizes, say=run.journal.console.info)
     if run.mesh.is_main:
         replace_synced(run.folder.path / FILE, to_json(found, indent=1, inf_nan_mode="constants") + b"\n")
         run.journal.console.info(f"\n{table(found)}\n\n" + "\n".join(advice(found, config)))
@@ -220,8 +219,8 @@ def _about_rate(found: "Forecast", rate: float) -> str:
             f"{found.in_base_std(best.gain)}. The configured {rate:.2g} was not tried: add it to --rates to compare."
         )
     if best.rate == own.rate:
-        kept = f"learning_rate {best.rate:.2g} is the best of the tried ones"
-        return f"Rate: {kept}. Expect {found.in_base_std(best.gain)}."
+        expected = found.in_base_std(best.gain)
+        return f"Rate: learning_rate {best.rate:.2g} is the best of the tried ones. Expect {expected}."
     return (
         f"Rate: use learning_rate {best.rate:.2g}. Expect {found.in_base_std(best.gain)} instead of "
         f"{found.in_base_std(own.gain)}."

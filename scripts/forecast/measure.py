@@ -5,10 +5,10 @@ mean. How fast it comes there is what a short step along some rounds' gradient g
 is what a random walk loses, since most of each update is noise; learning pulls this walk back.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
-from hyvideo.algorithms.optimizer import (
-    NonFiniteUpdateError,
-    Optimization,
-    Step,
-    build_optimizers,
-    set_learning_rate,
-)
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError, Optimization, Step, build_optimizers, set_learning_rate
 from hyvideo.algorithms.weights_copy import copy_policy
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
@@ -204,11 +198,10 @@ def forecast(
     trajectories, gap = [], None
     for number in range(num_rounds):
         say(f"round {number + 1} of {num_rounds}: sampling and scoring")
-        round = training.rounds.next()
-        trajectories.append(collect(training.policy, training.algorithm, training.reward, round))
+        parts = (training.policy, training.algorithm, training.reward, training.rounds.next())
+        trajectories.append(collect(*parts))
         if number == 0 and training.algorithm.needs == "transitions":
-            with_noise = (training.policy, training.algorithm, training.reward, round, trajectories[0])
-            gap = -gain_over(*with_noise, without_noise=True)
+            gap = -gain_over(*parts, trajectories[0], without_noise=True)
     say(f"gradients of {num_rounds} rounds")
     gradients, agreement = measure_gradients(training.algorithm, trajectories, config)
     base, rewards = _held_out_rewards(
@@ -305,23 +298,21 @@ def _held_out_rewards(
 
     A step is the optimizer's first one along a gradient, with a length as its rate; afterwards the weights are back.
     """
-    run, parameters = training, training.algorithm.optimization.parameters
-    scratch = copy_policy(training.policy.transformer, offload="anchor" in run.config.parallel.offload)
-    done, count = 0, 1 + 2 * len(gradients) * len(lengths)
+    config, parameters = training.config, training.algorithm.optimization.parameters
+    scratch = copy_policy(training.policy.transformer, offload="anchor" in config.parallel.offload)
+    numbers, count = itertools.count(1), 1 + 2 * len(gradients) * len(lengths)
 
     def look() -> np.ndarray:
         """Sample and score the held-out prompts."""
-        nonlocal done
-        done += 1
-        say(f"held-out videos, {done} of {count}")
-        return run.validation.sample(prompts).scores.total.double().numpy()
+        say(f"held-out videos, {next(numbers)} of {count}")
+        return training.validation.sample(prompts).scores.total.double().numpy()
 
     def step(gradient: Gradient, sign: int, length: float) -> np.ndarray:
         """Look from a step away."""
         with scratch.in_place_of_policy():
             for name, parameter in parameters.items():
                 parameter.grad = gradient[name] * sign if name in gradient else None
-            how = replace(run.config.optimizer, learning_rate=length, weight_decay=0.0)
+            how = replace(config.optimizer, learning_rate=length, weight_decay=0.0)
             for optimizer in build_optimizers(parameters, how):
                 optimizer.step()
                 optimizer.zero_grad()
@@ -374,7 +365,7 @@ def outlook_of(
     drawn = _means(parts[:, halves[:, :, None], videos[:, None]])
     travelled, length = walk(config, rate, first, scale)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
-    spans = list(pairwise([0.0, *((of / rate) ** 2 for of in order)]))
+    spans = list(itertools.pairwise([0.0, *((of / rate) ** 2 for of in order)]))
 
     def told(means: np.ndarray) -> np.ndarray:
         """Return what is taught and spoilt, and the gain, `[3]` or `[3, D]`, by means `[2 + R]` or D times as many."""
