@@ -3,6 +3,7 @@
 Example: `python -m benchmarks.checkpoints`
 """
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,16 +23,12 @@ def measure() -> list[Result]:
         config.validation.validation_interval = 0
         training = open_run(config)
         make_round(training)  # so that the optimizer has moments to save
-
-        def save(beside_training: bool) -> None:
-            """Save until training could continue."""
-            training.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
-
+        save = partial(training.state.save, Path(folder) / "saved", keep_last=1)
         result = compare(
             "checkpoints/blocked",
             "written at once / beside training",
-            lambda: save(False),
-            lambda: save(True),
+            partial(save, beside_training=False),
+            partial(save, beside_training=True),
             settle=training.state.finish_save,
         )
         training.journal.console.close()

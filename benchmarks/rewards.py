@@ -56,11 +56,6 @@ def clip(width: int, vision: tuple[int, int, int], projection: int) -> Cost:
     return _cost(network, lambda: (network.get_image_features(pixels), network.get_text_features(ids)))
 
 
-def videoalign() -> Cost:
-    """The reward network of VideoReward in bfloat16."""
-    return _cost(*video_reward(videoreward_config(), GRID, 1, torch.bfloat16))
-
-
 def videoreward_config() -> Qwen2VLConfig:
     """The configuration of VideoReward's base, a Qwen2-VL of 2 B parameters."""
     language = qwen2_language(1536, 8960, 28, 12, 2, 151_660)
@@ -160,7 +155,7 @@ def moving_shapes() -> Cost:
 COSTS: dict[str, Callable[[], Cost]] = {
     "clip_score, CLIP ViT-L/14": lambda: clip(768, (1024, 24, 16), 768),
     "pick_score, CLIP ViT-H/14": lambda: clip(1024, (1280, 32, 16), 1024),
-    "videoalign_local, VideoReward": videoalign,
+    "videoalign_local, VideoReward": lambda: _cost(*video_reward(videoreward_config(), GRID, 1, torch.bfloat16)),
     "vlm_checks, Qwen3-VL-2B": lambda: vision_language(2048, 6144, 28, 16, (1024, 4096, 24), run=True),
     "vlm_checks, Qwen3-VL-8B": lambda: vision_language(
         4096, 12288, 36, 32, (1152, 4304, 27), run=torch.cuda.is_available()

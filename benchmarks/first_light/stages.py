@@ -60,8 +60,7 @@ class Stage:
 
 def versions(place: Place) -> Findings:
     """Versions, the GPU, and the order in which attention kernels are preferred."""
-    facts: dict[str, Any] = {"torch": torch.__version__, "diffusers": diffusers.__version__}
-    facts |= {"transformers": transformers.__version__}
+    facts: dict[str, Any] = {module.__name__: module.__version__ for module in (torch, diffusers, transformers)}
     if device().type == "cuda":
         q = torch.randn(1, 8, 512, 128, device=device(), dtype=torch.bfloat16)
         F.scaled_dot_product_attention(q, q, q)
@@ -164,10 +163,8 @@ LARGE: dict[str, tuple[str, ...]] = {
 LARGE["rank_elementwise"] = (*LARGE["rank_full"], "--activation_checkpointing", "elementwise")
 LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true")
 
-
 COMPILED = {False: ("--enable_compile", "true"), True: ()}
 """Flags by whether sizes are small: a CPU compiles for minutes."""
-
 
 PLANS = "planned_gib.json"
 """What `--plan` writes: the planned peak of each large run."""

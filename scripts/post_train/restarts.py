@@ -13,7 +13,6 @@ import sys
 import time
 from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,7 +44,7 @@ def main(argv: list[str]) -> int:
         )
         return 2
     most, folder, resume = int(given.max_restarts), _run_folder(words), []
-    afresh = "--resume_from_checkpoint=" in words or ("--resume_from_checkpoint", "") in pairwise(words)
+    afresh = "--resume_from_checkpoint=" in words or ("--resume_from_checkpoint", "") in itertools.pairwise(words)
     if not most:
         os.execvp("bash", ["bash", *words])
     before, saved, pause = _written(folder), -1, SHORTEST

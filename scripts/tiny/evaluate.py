@@ -74,10 +74,8 @@ def report(videos: Tensor, prompts: list[str], per_prompt: int) -> None:
     clean = raw_scores(measure(render([sample_clip(scene, rng) for scene in scenes])), scenes)
     for metric, scores in raw_scores(measure(videos), scenes).items():
         mean, std = scores.mean(), scores.std()
-        above = {
-            "the best fifth": scores.topk(max(1, len(scores) // 5)).values.mean(),
-            "clean clips": clean[metric].mean(),
-        }
+        best = scores.topk(max(1, len(scores) // 5)).values.mean()
+        above = {"the best fifth": best, "clean clips": clean[metric].mean()}
         found = [f"{name} {(level - mean) / std:+.2f} std" for name, level in above.items()]
         if per_prompt > 1:
             found.append(f"{share_within(scores.view(per_prompt, -1).T):.0%} of the variance within prompts")
