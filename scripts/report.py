@@ -53,10 +53,8 @@ def _report(argv: Sequence[str]) -> int:
     say_loading("scripts.report")
     from scripts.reports.report import report_runs  # only now, for it takes seconds
 
-    folders = [folder for _, folder in named]
-    alone = len(named) == 1
-    names = [name or (None if alone else folder.resolve().name) for name, folder in named]
-    default = folders[0] / ("report.html" if alone else "comparison.html")
+    names, folders = zip(*named, strict=True)
+    default = folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     print(report_runs(folders, arguments.output or default, names, embed=arguments.embed))
     return 0
 

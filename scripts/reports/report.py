@@ -35,6 +35,7 @@ _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
 _MAX_OF_GROUP = 8
 _MAX_WARNINGS = 50
+_CHANGED = ("most changed,", "second most,", "third most,")
 
 Shown = dict[str, Any]
 """What a template shows of one thing, by the names that it uses."""
@@ -112,11 +113,7 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     film = run.folder / BEFORE_AFTER
     drifted = drift_of(gain.pairs) if gain else None
     rewards = [[pair[side].reward for pair in gain.pairs] for side in (0, 1)] if gain else [[], []]
-    most = (
-        dict(zip(("most changed,", "second most,", "third most,"), drifted.most_changed, strict=False))
-        if drifted
-        else {}
-    )
+    most = dict(zip(_CHANGED, drifted.most_changed, strict=False)) if drifted else {}
     return {
         "run": run,
         "state": f"{run.num_updates} of {total} updates, {'not ' if run.num_updates < total else ''}finished",
@@ -202,6 +199,7 @@ def _facts(run: RunRecord) -> dict[str, Shown]:
         return fact(words(float(last.mean())) if len(last) else "–", of)
 
     times, validations = run.column("seconds"), run.validation("reward")
+    seconds = float(np.nanmean(times)) if np.isfinite(times).any() else math.nan
     rewards, failed = run.per_round("reward/mean")[1], float(np.nansum(run.per_round("reward/failed")[1]))
     words = partial(fixed, decimals=decimals_for(rewards))
     step, last = (int(validations[0][-1]), float(validations[1][-1])) if len(validations[0]) else (0, math.nan)
@@ -211,9 +209,7 @@ def _facts(run: RunRecord) -> dict[str, Shown]:
         "validation reward": fact(words(last), f"{videos} after update {step}" if math.isfinite(last) else "none yet"),
         "KL to the anchor": recent(run.column("kl/position"), "update", in_words),
         "clipped share": recent(run.column("clip_fraction"), "update", lambda share: f"{fixed(100 * share, 1)} %"),
-        "seconds per update": fact(
-            fixed(float(np.nanmean(times)), 1) if np.isfinite(times).any() else "–", "mean of the run"
-        ),
+        "seconds per update": fact(fixed(seconds, 1), "mean of the run"),
         "failed scores": fact(f"{failed:.0f}", "videos of the whole run", alarming=failed > 0),
     }
 
