@@ -26,9 +26,7 @@ from scripts.reports.win_rates import CRITERIA, read_votes, win_rates
 if TYPE_CHECKING:
     from scripts.paper.reproduce import PaperRun
 
-AGREES, DIFFERS = "agrees", "differs"
 COLOURS = (BLUE, RED, GREEN, BLACK)
-
 
 Scores = Mapping[str, Mapping[int, Mapping[str, np.ndarray]]]
 """Row -> seed -> metric -> [N] scores of its videos, of the same N prompts and noises for all."""
@@ -93,8 +91,8 @@ def agreement(gain: Interval | None, published: float) -> str:
     if gain is None or math.isnan(gain.low):
         return OPEN
     if not gain.low <= published <= gain.high:
-        return DIFFERS
-    return OPEN if gain.low <= 0 <= gain.high else AGREES
+        return "differs"
+    return OPEN if gain.low <= 0 <= gain.high else "agrees"
 
 
 def publish(paper: Mapping[str, Any], out: Path, runs: "Sequence[PaperRun]", *, scale: str) -> Path:

@@ -153,11 +153,10 @@ def column_of(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
 
 
 def _read_config(path: Path, problems: list[str]) -> Config | None:
-    if not path.is_file():
-        problems.append("config.yaml is missing: settings and sampler are not shown.")
-        return None
     try:
-        return load_saved_config(path)
+        if path.is_file():
+            return load_saved_config(path)
+        problems.append("config.yaml is missing: settings and sampler are not shown.")
     except ValueError as error:
         problems.append(f"The settings cannot be read: {error}")
-        return None
+    return None
