@@ -21,20 +21,19 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.evaluation.drift import LOOKS, drift, looks_of
-from hyvideo.models.reward_models.moving_shapes import measure
 from hyvideo.models.reward_models.registry import RewardModel
 from hyvideo.training.build import open_run
 from scripts.tiny.prove_learning import ShuffledReward
 
 EXPECTED = {
-    "brightness": ("brightness",),
-    "sharpness": ("sharpness",),
-    "stillness": ("motion", "motion_x", "motion_y"),
-    "saturation": ("saturation",),
-    "one_background": ("border",),
-    "shuffled": ("nothing",),
+    "brightness": "brightness",
+    "sharpness": "sharpness",
+    "stillness": "motion",
+    "saturation": "saturation",
+    "one_background": "border",
+    "shuffled": "nothing",
 }
-"""Planted reward -> the looks that it pays for; the last is the control."""
+"""Planted reward -> the look that it pays for; the last is the control."""
 
 FOUND = "found.json"
 """File of a run's folder: the look that was named first, and in what words."""
@@ -62,13 +61,11 @@ class Planted(RewardModel):
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> `[B]`."""
         looks = looks_of(videos)
-        seen = measure(videos)
-        way = (seen.centre[:, -1] - seen.centre[:, 0]).norm(dim=-1)
         of = {name: torch.tensor([video[name] for video in looks]) for name in LOOKS}
         return {
             "brightness": of["brightness"],
-            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is neither blurred
-            "stillness": -torch.lerp(torch.tensor(0.1), way, seen.presence),  # nor still
+            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is not blurred
+            "stillness": -of["motion"],
             "saturation": of["saturation"],
             "one_background": -(of["border"] - 0.5).abs(),
         }
@@ -92,8 +89,8 @@ def main(argv: list[str]) -> int:
                 first, told = json.loads((folder / FOUND).read_text())
                 named.append(first)
                 print(f"{folder.name:18s} {first:12s} {told}", flush=True)
-            right = sum(first in EXPECTED[kind] for first in named)
-            print(f"{kind}: {' or '.join(EXPECTED[kind])} first in {right} of {len(named)} runs", flush=True)
+            right = named.count(EXPECTED[kind])
+            print(f"{kind}: {EXPECTED[kind]} first in {right} of {len(named)} runs", flush=True)
             facts = {"expected": EXPECTED[kind], "named": named}
             (arguments.output_dir / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
     except (ValueError, OSError) as error:
@@ -107,7 +104,7 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     own = [] if kind == "shuffled" else reward
-    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background", "stillness") else ()
+    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
     training = open_run(load_config(argv))
     if kind == "shuffled":
