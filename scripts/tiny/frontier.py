@@ -2,9 +2,9 @@
 
 Example: `python -m scripts.tiny.frontier --output_dir outputs/frontier`
 
-Every point is a run of `scripts.tiny.prove_learning` with other settings of the KL, the demo's own over five seeds. It
-writes a picture and `frontier.json`. Finished runs are kept: started again, the command continues where it stopped. Two
-commands, one of them with `--backwards`, use two cores better than one.
+Every point is a run of `scripts.tiny.prove_learning` with other settings of the KL, the demo's own over five seeds.
+After each it writes a picture and `frontier.json` of those that are finished. They are kept: started again, the command
+continues where it stopped. Two commands, one of them with `--backwards`, use two cores better than one.
 """
 
 import sys
@@ -28,6 +28,12 @@ ANCHORS = {
     "moving anchor and velocity (dual)": ("dual", (0.02, 0.2), MOVING),
 }
 """Kind of trust region -> name of its folders, its lambdas, and its flags beside the demo's."""
+
+LOSSES = {
+    "moved": f"dark and light backgrounds that moved by more than {FAR} of 255 levels, %",
+    "drift/saturation_siblings": "change of the spread of saturation among a prompt's videos, %",
+}
+"""What a run may lose -> in words."""
 
 SEEDS = (1, 2, 3, 4, 5)
 """Seeds of the chosen point; the others have the first."""
@@ -58,7 +64,6 @@ def main(argv: list[str]) -> int:
         for name in reversed(runs) if arguments.backwards else runs:
             _, _, seed, own = runs[name]
             train_and_compare(arguments.output_dir / name, seed, arguments.num_held_out, [*own, *flags])
-        if all((arguments.output_dir / name / HELD_OUT).is_file() for name in runs):
             _write(arguments.output_dir)
     except (ValueError, OSError) as error:
         complain(f"frontier: {error}")
@@ -67,29 +72,30 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folder: Path) -> None:
-    """Write every run's numbers, and the picture of them."""
+    """Write the numbers of every finished run, and the picture of them."""
     rows = []
     for name, (anchor, weight, seed, flags) in points().items():
-        gains, kept = found_in(folder / name)
-        gain, border = gains["reward"], kept.drift.changes["border"]
-        row = {"anchor": anchor, "kl_weight": weight, "seed": seed, "flags": " ".join(flags)}
-        row |= {"gain_in_base_std": gain.in_base_std, "moved": kept.moved, "hits": kept.hits[1]}
-        rows.append(row | {"border_spread": border.spread, "border_siblings": border.siblings})
-        print(f"{name:14s} gain {gain.in_base_std:+.2f}, moved {kept.moved:.0%}, border {border.spread.mean:+.0%}")
+        if (folder / name / HELD_OUT).is_file():
+            gains, kept = found_in(folder / name)
+            gain = gains["reward"].in_base_std
+            row = {"anchor": anchor, "kl_weight": weight, "seed": seed, "flags": " ".join(flags), "gain": gain}
+            row |= {"hits": kept.hits[1], "moved": kept.moved, **kept.drift.metrics()}
+            rows.append(row)
+            print(f"{name:14s} gain {gain:+.2f}, moved {kept.moved:.0%}, " + str(kept.drift), flush=True)
     (folder / "frontier.json").write_bytes(to_json(rows, indent=1, inf_nan_mode="constants") + b"\n")
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for anchor in dict.fromkeys(row["anchor"] for row in rows):
-        own = [row for row in rows if row["anchor"] == anchor]
-        axes.plot([100 * row["moved"] for row in own], [row["gain_in_base_std"] for row in own], "o", label=anchor)
-        for row in own:
-            where = (100 * row["moved"], row["gain_in_base_std"])
-            axes.annotate(f"{row['kl_weight']:g}", where, xytext=(5, -3), textcoords="offset points", fontsize=8)
-    axes.set_xlabel(f"dark and light backgrounds that moved by more than {FAR} of 255 levels, %")
-    axes.set_ylabel("gain of the reward, base std")
-    axes.set_title("What a trust region buys (numbers: lambda)", loc="left")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    for axes, (name, loss) in zip(figure.subplots(1, len(LOSSES), sharey=True), LOSSES.items(), strict=True):
+        for anchor in dict.fromkeys(row["anchor"] for row in rows):
+            own = [row for row in rows if row["anchor"] == anchor]
+            axes.plot([100 * row[name] for row in own], [row["gain"] for row in own], "o", label=anchor)
+            for row in own:
+                where = (100 * row[name], row["gain"])
+                axes.annotate(f"{row['kl_weight']:g}", where, xytext=(5, -3), textcoords="offset points", fontsize=8)
+        axes.set_xlabel(loss)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("gain of the reward, base std")
+    figure.axes[0].set_title("What a trust region buys (numbers: lambda)", loc="left")
+    figure.axes[0].legend(loc="lower right")
     figure.savefig(folder / "frontier.png", dpi=150)
 
 
