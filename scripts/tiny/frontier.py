@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
+from scripts.paper.study import legend_below
 from scripts.reports.improvement import HELD_OUT
 from scripts.tiny.comparison import FAR
 from scripts.tiny.prove_learning import found_in, train_and_compare
@@ -30,8 +31,8 @@ ANCHORS = {
 """Kind of trust region -> name of its folders, its lambdas, and its flags beside the demo's."""
 
 LOSSES = {
-    "moved": f"dark and light backgrounds that moved by more than {FAR} of 255 levels, %",
-    "drift/saturation_siblings": "change of the spread of saturation among a prompt's videos, %",
+    "moved": f"dark and light backgrounds that moved\nby more than {FAR} of 255 levels, %",
+    "drift/saturation_siblings": "change of the spread of saturation\namong a prompt's videos, %",
 }
 """What a run may lose -> in words."""
 
@@ -83,7 +84,7 @@ def _write(folder: Path) -> None:
             rows.append(row)
             print(f"{name:14s} gain {gain:+.2f}, moved {kept.moved:.0%}, " + str(kept.drift), flush=True)
     (folder / "frontier.json").write_bytes(to_json(rows, indent=1, inf_nan_mode="constants") + b"\n")
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     for axes, (name, loss) in zip(figure.subplots(1, len(LOSSES), sharey=True), LOSSES.items(), strict=True):
         for anchor in dict.fromkeys(row["anchor"] for row in rows):
             own = [row for row in rows if row["anchor"] == anchor]
@@ -95,7 +96,7 @@ def _write(folder: Path) -> None:
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("gain of the reward, base std")
     figure.axes[0].set_title("What a trust region buys (numbers: lambda)", loc="left")
-    figure.axes[0].legend(loc="lower right")
+    legend_below(figure, figure.axes[0], columns=4)
     figure.savefig(folder / "frontier.png", dpi=150)
 
 
