@@ -74,8 +74,8 @@ def main(argv: list[str]) -> int:
         reward = load_config([*SETTINGS, *flags]).reward
         if reward.reward_async or reward.reward_aggregation != "sum":
             raise ValueError("reward_async and another aggregation cannot be shuffled: leave them out.")
-        if arguments.num_held_out < 2:
-            raise ValueError(f"--num_held_out must be at least 2; received {arguments.num_held_out}.")
+        if arguments.num_held_out < 3:
+            raise ValueError(f"--num_held_out must be at least 3; received {arguments.num_held_out}.")
         for seed in arguments.seeds:
             for kind in arguments.kinds:
                 folder = arguments.output_dir / f"{kind}-{seed}"

@@ -9,7 +9,7 @@ from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
 from scripts.tiny.prove_learning import ShuffledReward, main
 
-SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2"]
+SMALL = ["--num_held_out", "4", "--batch_size", "8", "--max_steps", "2"]
 
 
 class Ranks:
@@ -56,9 +56,9 @@ def test_what_cannot_be_compared_is_refused_before_it_is_trained(tmp_path: Path,
     scores = {"metrics": {}, "weights": {}, "total": torch.zeros(3)}
     torch.save({"videos": torch.zeros(3, 1), "scores": scores}, begun / "base.pt")
     for flags, told in (
-        (["--num_held_out", "1"], "--num_held_out must be at least 2; received 1"),
+        (["--num_held_out", "1"], "--num_held_out must be at least 3; received 1"),
         (["--valid_video_csv", str(prompts)], "valid_video_csv has 1 prompts; expected more than 128"),
-        (["--output_dir", str(begun.parent)], "was begun with 3 held-out videos; received 2"),
+        (["--output_dir", str(begun.parent)], "was begun with 3 held-out videos; received 4"),
     ):
         assert main(["--output_dir", str(tmp_path / "other"), "--seeds", "1", *SMALL, *flags]) == 2
         assert told in capsys.readouterr().err
