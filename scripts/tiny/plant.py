@@ -48,7 +48,7 @@ SETTINGS = (
     *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
     *("--infer_flow_shift_video", "3", "--sage_clamp", "0.05"),
 )
-"""Short videos, few for each update, no trust region and noise where backgrounds are decided: exploited within a minute."""
+"""Short videos, few for each update, no trust region, noise where backgrounds are decided: exploited in a minute."""
 
 BACKGROUNDS_DIFFER = ("--use_same_noise", "false", "--sage_clamp", "3e-3")
 """For rewards that backgrounds decide; otherwise the videos of a prompt share theirs, and differ in the rest."""
