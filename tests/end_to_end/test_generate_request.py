@@ -135,10 +135,7 @@ OF_T2V = {
     "missing adapter": ({"lora_path": "nowhere"}, "lora path: there is nothing at 'nowhere'"),
     "adapter of an unset variable": ({"lora_path": ""}, "--lora_path is empty: leave it out to take the base model"),
     "two names": ({"cfg_scale": 1, "guidance_scale": 6}, "--cfg_scale and --guidance_scale are one flag here: keep"),
-    "two shares": (
-        {"enable_cache": "true", "cache": 0.5},
-        "--enable_cache means --cache 0.1, but --cache is 0.5",
-    ),
+    "two shares": ({"enable_cache": "true", "cache": 0.5}, "--enable_cache means --cache 0.1, but --cache is 0.5"),
     "a share for a switch": ({"enable_cache": "0.3"}, "--enable_cache: expected true or false; received '0.3'"),
     "too few processes": ({"sp_size": 2}, "world size 1 is not divisible by sp_size 2"),
     "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
@@ -157,10 +154,7 @@ OF_T2V = {
     "cache of a rollout": ({"cache": True, "sde_type": "cps"}, "--cache leaves blocks out, which a rollout never does"),
     "cache of several processes": ({"cache": True, "sp_size": 2}, "--cache leaves blocks out.* without .* --sp_size"),
     "attention": ({"attention_backend": "fast"}, "--attention_backend: expected one of flash, .*; received 'fast'"),
-    "attention of a GPU": (
-        {"attention_backend": "_native_cudnn"},
-        "_native_cudnn needs a GPU; this machine",
-    ),
+    "attention of a GPU": ({"attention_backend": "_native_cudnn"}, "_native_cudnn needs a GPU; this machine"),
     "attention that is downloaded": ({"attention_backend": "sage_hub"}, "expected one of .*; received 'sage_hub'"),
     "attention that is not installed": ({"use_sageattn": True}, "--attention_backend sage: .* install `sageattention"),
     "seed": ({"seed": -1}, r"--seed must be a number in \[0, 9223372036854775808\); received -1"),

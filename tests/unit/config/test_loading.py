@@ -255,33 +255,10 @@ def test_a_name_of_which_one_value_exists_takes_no_other(name, tmp_path):
         load_config(["--config", str(tmp_path / "run.yaml")])
 
 
-REFERENCE_DEFAULTS = dict(
-    pair.strip().split(" ", 1)
-    for pair in """
-pretrained_model_root ./ckpts; pretrained_transformer_version 480p_t2v; learning_rate 1e-05; weight_decay 0.01;
-max_steps 10000; gradient_accumulation_steps 1; max_grad_norm 1.0; batch_size 2; num_generations 4; sp_size 1;
-dp_replicate 1; enable_fsdp true; master_weight_type fp32; dtype bf16;
-use_muon true; seed 42; eta 0.5; sage_clamp 0.003; cfg_scale 6.0; grpo_sampling_steps 20; sample_n_frames 81;
-infer_flow_shift_video 5.0; video_fps 24; rollout_size 352x624; clip_range 0.0001; adv_clip_max 5.0;
-timestep_fraction 1.0; updates_per_rollout 1; mini_batch_size_per_update 1; use_same_noise false;
-enable_timestep_permutation true; use_grad_balancing true; sde_type sage_grpo; kl_weight 1e-05; kl_min_coef 1e-07;
-kl_warmup_updates 100; kl_target none; kl_schedule two_stage; use_moving_KL true;
-use_dual_kl true; dual_kl_moving_weight 1.0; dual_kl_step_weight 0.1; update_ref_model_step 10;
-reward_model videoalign_local; reward_weights {"VQ": 0.5, "MQ": 0.5, "TA": 1.0};
-remote_reward_url none; train_video_csv empty; valid_video_csv empty; save_interval 100; log_interval 1;
-validation_interval 100; validate_at_step0 false; validate_video_length 81; validation_fixed_size 480x864;
-validation_num_inference_steps 40; validation_timestep_shift 5.0; validation_global_seed 930;
-resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; pretrained_lora_path none
-""".split(";")
-)
-"""Setting -> its default, as one would type it."""
-
-
-def test_settings_have_unique_names_sentences_for_texts_the_defaults_that_scripts_rely_on_and_for_numbers_ranges():
+def test_settings_have_unique_names_sentences_for_texts_and_for_numbers_ranges():
     names = [field.name for group in dataclasses.fields(Config) for field in dataclasses.fields(group.type)]
     assert len(names) == len(set(names)) == len(SETTINGS) and not set(names) & set(GROUPS)
     assert [name for name, setting in SETTINGS.items() if len(setting.doc) < 20 or setting.doc[-1] != "."] == []
-    assert {name: settings.text_of(SETTINGS[name].default) for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
     assert {setting.kind for setting in SETTINGS.values() if setting.within} == {int, float}
     assert list(out_of_range(Config())) == []
     config = load_config(["--eta", "0", "--seed=-1"])

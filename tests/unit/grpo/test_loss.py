@@ -241,8 +241,7 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"old_log_probs": torch.zeros(4, 1)}, {"advantages": torch.zeros(4, 1)}, {"scale": torch.ones(3)}],
+    "changed", [{"old_log_probs": torch.zeros(4, 1)}, {"advantages": torch.zeros(4, 1)}, {"scale": torch.ones(3)}]
 )
 def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed):
     arguments = dict.fromkeys(("log_probs", "old_log_probs", "advantages"), torch.zeros(4))

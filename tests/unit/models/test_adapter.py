@@ -171,14 +171,7 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
             lora_config(4, absurd, ["to_q"])
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["transformer_blocks.0.attn.to_q.lora_A.weight"],
-        ["weight"],
-        [],
-    ],
-)
+@pytest.mark.parametrize("names", [["transformer_blocks.0.attn.to_q.lora_A.weight"], ["weight"], []])
 def test_an_adapter_that_is_named_in_another_way_is_told_what_is_expected(policy, tmp_path, names):
     save_file({name: torch.ones(2, 32) for name in names}, tmp_path / ADAPTER_FILE)
     held = ", ".join(sorted(names)) or "no tensors"
