@@ -26,7 +26,7 @@ from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import build_transformer, save_tiny_model  # noqa: E402
-from tests.support.training import arguments, training_of, write_prompts  # noqa: E402
+from tests.support.training import REPOSITORY, arguments, training_of, write_prompts  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +70,11 @@ def prompts_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture
 def no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The videos that runs in this process leave are a word: to encode them takes as long as to make them."""
 
@@ -96,6 +101,18 @@ def make_training(
     for run in made:  # each has threads, and stacks are printed of 100 threads only
         if run.journal.metrics:
             run.journal.metrics.close()
+
+
+@pytest.fixture
+def trained(make_training: Callable[..., Run]) -> Callable[..., Run]:
+    """Build trainings as `make_training` does, and train each to its end."""
+
+    def train(**settings: object) -> Run:
+        run = make_training(**settings)
+        run.train()
+        return run
+
+    return train
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validati
 TWO_GPUS = "--batch_size 4 --validation_num_videos 8"
 VIDEO = "--validation_fixed_size 480x848 --validate_video_length 121"
 NFT = "configs/method/nft.yaml"
+pytestmark = pytest.mark.usefixtures("at_the_root")
 
 
 def rows_of(page: Path, header: str) -> list[list[str]]:
@@ -62,11 +63,6 @@ def about(value: float, cell: str) -> bool:
 def flags_in(cell: str) -> list[str]:
     named = re.search(r"`((?:--)?\w+ [\w.]+)`", cell)
     return f"--{named[1].removeprefix('--')}".split() if named else []
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.slow

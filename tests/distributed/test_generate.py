@@ -5,7 +5,6 @@ from pathlib import Path
 
 from hyvideo.data.videos import read_video
 from tests.support.original_layout import save_super_resolution
-from tests.support.ranks import free_port, rank_environment
 from tests.support.training import PROMPTS, arguments, flags_of, write_prompts
 
 
@@ -13,11 +12,7 @@ def sample(command_line, root, csv, folder, num_ranks, sp_size, **more: Path | s
     """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
     settings = {"model_path": root, "prompts_csv": csv, "output_path": folder, "sp_size": sp_size, "shift": 3.0, **more}
     size = {"num_inference_steps": 2, "fixed_size": "32x48", "video_length": 9, "guidance_scale": 2.0}
-    flags, port = flags_of(size | settings), free_port()
-    environments = [rank_environment(rank, num_ranks, port) for rank in range(num_ranks)]
-    ranks = [command_line.start("generate.py", flags, environment) for environment in environments]
-    finished = [rank.wait() for rank in ranks]
-    assert [rank.status for rank in finished] == [0] * num_ranks, finished
+    command_line.run_ranks(num_ranks, "generate.py", flags_of(size | settings))
     return sorted(folder.glob("*.mp4"))
 
 

@@ -15,17 +15,12 @@ from hyvideo.training.stop_signal import LOST
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import ALGORITHMS, arguments, training_of
+from tests.support.training import ALGORITHMS, arguments, train_all
 
 SMALL = {"enable_fsdp": True, "num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "learning_rate": 1e-4}
 SMALL |= {"rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1}
 SMALL |= {"save_interval": 2, "max_steps": 4, "keep_last": 20}
 """Two videos per round on two ranks; policy and anchor differ from the second update on."""
-
-
-def train_all(runs: list[list[str]]) -> None:
-    for argv in runs:
-        training_of(argv).train()
 
 
 def largest_error(received: Path, expected: Path) -> float:

@@ -44,9 +44,7 @@ def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_ro
         dry_run(pretrained_model_root=damaged)
 
 
-def test_a_reward_without_its_weights_and_a_judge_that_cannot_be_built_or_has_too_few_videos_are_found(
-    dry_run, tmp_path
-):
+def test_a_reward_without_weights_and_a_judge_that_cannot_be_built_or_has_too_few_videos_are_found(dry_run, tmp_path):
     judge = '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}'
     settings = {"reward_guard": judge, "validation_interval": 1, "validation_num_videos": 8}
     with pytest.raises(ValueError, match="would compare 4 validation videos"):
@@ -71,9 +69,8 @@ def test_a_reward_server_is_asked_as_the_run_will(dry_run, tiny_root, prompts_cs
             dry_run(video_fps=12, **settings | {"reward_weights": '{"contrast": 1.0}'})
 
 
-def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training):
-    training = make_training(max_steps=1)
-    training.train()
+def test_a_checkpoint_of_other_settings_is_found(dry_run, trained):
+    training = trained(max_steps=1)
     with pytest.raises(ValueError, match=r"eta is 0\.4, the checkpoint has 0\.5"):
         dry_run(resume_from_checkpoint=training.folder.checkpoints / "step_1", eta=0.4)
 

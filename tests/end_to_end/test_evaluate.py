@@ -49,10 +49,9 @@ def greys(written: Path, tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
-    evaluate, make_training, tiny_root, prompts_csv, greys, tmp_path, capfd
+    evaluate, trained, tiny_root, prompts_csv, greys, tmp_path, capfd
 ):
-    training = make_training(max_steps=1, kl_weight=0.0)
-    training.train()
+    training = trained(max_steps=1, kl_weight=0.0)
     models = ["--model", "trained", tiny_root, training.folder.checkpoints / "step_1", "--videos", "greys", greys]
     assert evaluate(*models, *SAMPLING) == 0
 

@@ -1,7 +1,6 @@
 """generate.py --cache, --compile and --attention_backend: what they change, and that the videos' notes say so."""
 
 import json
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 from generate import parse_arguments
 from hyvideo.config.loading import load_config
 from hyvideo.data.videos import read_video
-from hyvideo.evaluation import generate as sampling
 from hyvideo.evaluation.generate import generate
 from scripts.evaluate import main as evaluate
 from tests.support.training import PROMPTS, flags_of, write_prompts
@@ -66,23 +64,3 @@ def test_neither_training_nor_a_measurement_takes_what_is_inexact(tmp_path: Path
     given = ["--prompts_csv", str(csv), "--model", "base", str(tiny_root), "--output_dir", str(tmp_path / "out")]
     assert evaluate([*given, "--cache", "0.2"]) == 2
     assert "--cache: its videos are an approximation" in capsys.readouterr().err
-
-
-def test_a_cache_is_enabled_before_groups_are_offloaded_or_diffusers_would_switch_it_off(
-    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    check, cached = sampling.request_of, []
-
-    def without_a_gpu(arguments: Namespace) -> sampling.Request:
-        request = check(arguments)
-        request.arguments.offload = "group"
-        return request
-
-    def noted(network: torch.nn.Module, device: torch.device, **how: bool) -> None:
-        cached.append(getattr(network, "is_cache_enabled", None))
-
-    monkeypatch.setattr(sampling, "request_of", without_a_gpu)
-    monkeypatch.setattr(sampling, "offload_blocks", noted)
-    flags = {"model_path": tiny_root, "prompt": PROMPTS[0], "output_path": tmp_path / "a.mp4", "cache": 0.1}
-    generate(parse_arguments(flags_of(flags | SMALL)))
-    assert cached[0] is True

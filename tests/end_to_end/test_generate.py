@@ -22,11 +22,13 @@ SMALL = {"num_inference_steps": 2, "fixed_size": "32x48", "video_length": 9, "gu
 
 @pytest.fixture
 def generate(command_line: CommandLine, tiny_root: Path) -> Generate:
-    """Run generate.py on the tiny model; keywords are flags, None leaves one out."""
+    """Run generate.py on the tiny model, to an end with `status`; other keywords are flags, None leaves one out."""
 
-    def run(**flags: Any) -> Finished:
+    def run(status: int = 0, **flags: Any) -> Finished:
         settings = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
-        return command_line.run("generate.py", flags_of(settings))
+        finished = command_line.run("generate.py", flags_of(settings))
+        assert finished.status == status, finished.stderr
+        return finished
 
     return run
 
@@ -35,25 +37,21 @@ def generate(command_line: CommandLine, tiny_root: Path) -> Generate:
 def video(generate: Generate, command_line: CommandLine) -> Callable[..., Tensor]:
     def run(**flags: Any) -> Tensor:
         path = command_line.folder / f"{len(list(command_line.folder.iterdir()))}.mp4"
-        finished = generate(output_path=path, **flags)
-        assert finished.status == 0, finished.stderr
+        generate(output_path=path, **flags)
         return read_video(path)
 
     return run
 
 
-def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made_and_a_prompt_that_is_cut_is_told(
-    generate, command_line
-):
+def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made_and_a_cut_prompt_is_told(generate, command_line):
     finished = generate(output_path="sub/red.mp4", seed=7, fps=12)
-    assert finished.status == 0, finished.stderr
     assert read_video(command_line.folder / "sub" / "red.mp4").shape == (9, 32, 48, 3)
     assert video_length(command_line.folder / "sub" / "red.mp4") == (9, 12)
     note = json.loads((command_line.folder / "sub" / "red.json").read_text())
     assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
     assert finished.stdout == "wrote sub/red.mp4 (and how it was made: red.json)\n"
     finished = generate(output_path="red.mp4", prompt="red " * 1200)
-    assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
+    assert "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
 
 
 def test_a_video_is_decided_by_prompt_seed_guidance_shift_steps_and_the_noise_of_a_rollout(video):
@@ -70,8 +68,7 @@ def test_a_video_is_decided_by_prompt_seed_guidance_shift_steps_and_the_noise_of
 def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, command_line):
     csv = command_line.folder / "prompts.csv"
     csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[3]!r},\n".replace("'", '"'))
-    finished = generate(prompt=None, prompts_csv=csv, output_path="videos", seed=1)
-    assert finished.status == 0, finished.stderr
+    generate(prompt=None, prompts_csv=csv, output_path="videos", seed=1)
     folder = command_line.folder / "videos"
     assert sorted(path.name for path in folder.glob("*.mp4")) == ["0000.mp4", "0001.mp4"]
     assert torch.equal(read_video(folder / "0000.mp4"), video(seed=7))
@@ -79,8 +76,7 @@ def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, c
 
 
 def test_several_seeds_give_a_file_each(generate: Generate, video: Callable, command_line: CommandLine):
-    finished = generate(output_path="red.mp4", seeds=[7, 8])
-    assert finished.status == 0, finished.stderr
+    generate(output_path="red.mp4", seeds=[7, 8])
     for seed in (7, 8):
         assert torch.equal(read_video(command_line.folder / f"red_seed{seed}.mp4"), video(seed=seed))
 
@@ -89,41 +85,35 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Ge
     csv = write_prompts(command_line.folder / "prompts.csv", PROMPTS[:2])
     folder = command_line.folder / "videos"
     settings = {"prompt": None, "prompts_csv": csv, "output_path": folder}
-    assert generate(**settings).status == 0
+    generate(**settings)
     first = {path: path.stat().st_mtime_ns for path in folder.glob("*.mp4")}
     (folder / "0001.json").unlink()  # as if the run had been killed between the video and its note
-    finished = generate(**settings)
-    assert "0000.mp4 is finished already" in finished.stderr
+    assert "0000.mp4 is finished already" in generate(**settings).stderr
     assert {path.name for path in first if path.stat().st_mtime_ns != first[path]} == {"0001.mp4"}
     text = csv.read_text()
     rows = zip(text.splitlines(), (",index", ",0", ",5"), strict=True)
     csv.write_text("\n".join(map("".join, rows)))  # the second one's noise is another now
     second = {path: path.stat().st_mtime_ns for path in first}
-    assert generate(**settings).status == 0
+    generate(**settings)
     assert {path.name for path in second if path.stat().st_mtime_ns != second[path]} == {"0001.mp4"}
     csv.write_text(text)
     generate(**settings, eta=0.1, sde_type="sage_grpo")
     assert all(path.stat().st_mtime_ns != first[path] for path in first)
 
 
-def test_other_weights_make_the_videos_again_and_a_copy_does_not(
-    generate, video, make_training, command_line, tmp_path
-):
-    training = make_training(max_steps=2, learning_rate=0.02, save_interval=1)
-    training.train()
+def test_other_weights_make_the_videos_again_and_a_copy_does_not(generate, video, trained, command_line, tmp_path):
+    training = trained(max_steps=2, learning_rate=0.02, save_interval=1)
     checkpoint = tmp_path / "checkpoint"
     flags = {"output_path": "red.mp4", "checkpoint_path": checkpoint}
     shutil.copytree(training.folder.checkpoints / "step_1", checkpoint)
-    assert generate(**flags).status == 0
+    generate(**flags)
     assert not torch.equal(read_video(command_line.folder / "red.mp4"), video())
     checkpoint.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", checkpoint)
     assert "finished already" in generate(**flags).stderr
     shutil.rmtree(checkpoint)
     shutil.copytree(training.folder.checkpoints / "step_2", checkpoint)
-    finished = generate(**flags)
-    assert finished.status == 0, finished.stderr
-    assert "finished already" not in finished.stderr
+    assert "finished already" not in generate(**flags).stderr
 
 
 @pytest.fixture
@@ -144,8 +134,8 @@ def test_a_video_starts_from_an_image_in_its_ratio(video, original_root, tmp_pat
 
 def test_bad_input_is_named_and_leaves_nothing(generate, command_line):
     """The cases are in test_generate_request.py."""
-    finished = generate(output_path="video.avi")
-    assert finished.status == 2 and "expected a file ending in .mp4" in finished.stderr
+    finished = generate(status=2, output_path="video.avi")
+    assert "expected a file ending in .mp4" in finished.stderr
     assert "Traceback" not in finished.stderr and list(command_line.folder.iterdir()) == []
 
 

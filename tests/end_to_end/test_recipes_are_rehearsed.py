@@ -25,13 +25,13 @@ LIKE_THEM = [
 ]
 
 
+@pytest.mark.usefixtures("at_the_root")
 @pytest.mark.parametrize(
     ("world_size", "files"),
     [*RECIPES, *(pytest.param(*recipe, marks=pytest.mark.slow) for recipe in LIKE_THEM)],
     ids=lambda value: Path(value[-1]).stem if isinstance(value, tuple) else str(value),
 )
-def test_a_recipe_runs_on_gpus_without_a_surprise(world_size, files, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_a_recipe_runs_on_gpus_without_a_surprise(world_size, files):
     config = load_config(["--config", *files, *FEW])
     networks = read_networks(config.model, config.reward)
     shallow = replace(networks, transformer={**networks.transformer, "num_layers": 2})

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.observability.metrics import read_metrics
+from tests.support.programs import write_shown_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,15 +19,10 @@ def test_every_block_of_the_tutorial_works_in_its_order(tmp_path: Path):
     for name in ("Makefile", "generate.py", "post_train.py", "requirements.txt"):
         shutil.copy2(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    script = ["touch -h .venv/.installed"]
-    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        if language in ("python", "yaml"):
-            path = tmp_path / re.match(r"# (\S+)\n", block)[1]
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(block, encoding="utf-8")
-        elif language == "bash":
-            script.append(block)
+    tutorial = ROOT / "docs" / "tutorial.md"
+    write_shown_files(tutorial, tmp_path)
+    blocks = re.findall(r"^```bash\n(.*?)^```$", tutorial.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    script = ["touch -h .venv/.installed", *blocks]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE", "ARGS"))}
     command = ["bash", "-eux", "-o", "pipefail", "-c", "\n".join(script)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

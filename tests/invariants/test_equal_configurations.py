@@ -1,26 +1,16 @@
 """Settings that say how to compute, not what, leave the numbers of a run as they are."""
 
-from typing import Any
-
 import pytest
 from torch import Tensor
 
 from tests.support.equal_runs import rows_of
 from tests.support.training import ALGORITHMS, GradientRecorder, collect_round, pairs_of, update
 
-Row = dict[str, float]
-
 
 @pytest.fixture
-def train(make_training):
+def train(trained):
     """Train for three updates and return what was logged, without the times."""
-
-    def rows(**settings: Any) -> list[Row]:
-        training = make_training(**settings)
-        training.train()
-        return rows_of(training.folder.path)
-
-    return rows
+    return lambda **settings: rows_of(trained(**settings).folder.path)
 
 
 def test_equal_runs_are_equal_bit_for_bit(train):

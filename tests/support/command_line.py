@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.ranks import forking_context
+from tests.support.ranks import forking_context, free_port, rank_environment
 from tests.support.training import REPOSITORY
 
 TIMEOUT = 600.0
@@ -90,6 +90,13 @@ class CommandLine:
 
     def run(self, script: str, argv: Sequence[str]) -> Finished:
         return self.start(script, argv).wait()
+
+    def run_ranks(self, num_ranks: int, script: str, argv: Sequence[str]) -> None:
+        """Run a command to a good end on several ranks, as torchrun does."""
+        port = free_port()
+        ranks = [self.start(script, argv, rank_environment(rank, num_ranks, port)) for rank in range(num_ranks)]
+        finished = [rank.wait() for rank in ranks]
+        assert [rank.status for rank in finished] == [0] * num_ranks, finished
 
     def call(self, command: Sequence[str]) -> int:
         """Stand in for `subprocess.call` of `[python, script, argv...]`; its stderr comes out of this process's."""

@@ -21,8 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyvideo.models.reward_models import rewards
 from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.remote import exchange
 from tests.support.ranks import free_port
 from tests.support.training import REPOSITORY
+
+exchange._FIRST_WAIT_SECONDS = 0.01  # until a failed request is sent again
 
 
 @contextlib.contextmanager

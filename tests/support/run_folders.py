@@ -13,8 +13,8 @@ from hyvideo.config.loading import load_config, save_config
 from hyvideo.data.videos import poster_of, write_video
 from hyvideo.observability.phase_timer import PHASES
 from scripts.reports.gallery import Model, read_models
+from tests.support.rewards import moving_square
 from tests.support.training import REPOSITORY
-from tests.support.videos import moving_square
 
 HOSTILE_PROMPTS = (
     "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">",

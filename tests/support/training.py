@@ -82,6 +82,12 @@ def training_of(argv: Sequence[str]) -> Run:
     return open_run(load_config(argv))
 
 
+def train_all(runs: Sequence[Sequence[str]]) -> None:
+    """Train runs, given by their command lines, one after the other; for ranks to call."""
+    for argv in runs:
+        training_of(argv).train()
+
+
 class GradientRecorder(torch.optim.SGD):
     """Takes the place of a training's optimizers, and keeps the gradient of an update instead of following it."""
 

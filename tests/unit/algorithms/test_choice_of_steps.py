@@ -27,10 +27,19 @@ from hyvideo.training.guard import ReplayWatch
 from hyvideo.training.run import Run
 from tests.support import training as support
 from tests.support.equal_runs import assert_same, rows_of
+from tests.support.programs import write_shown_files
 from tests.support.ranks import run_on_ranks
 from tests.support.reward_weighted import RewardWeighted
 from tests.support.rewards import scoring_with
-from tests.support.training import ALGORITHMS, PROMPTS, GradientRecorder, collect_round, weights_of, write_prompts
+from tests.support.training import (
+    ALGORITHMS,
+    PROMPTS,
+    REPOSITORY,
+    GradientRecorder,
+    collect_round,
+    weights_of,
+    write_prompts,
+)
 
 
 def all_differ(tensors: list[Tensor]) -> bool:
@@ -148,17 +157,13 @@ def test_every_step_is_sampled_once_and_trained_steps_cost_one_more_per_phase(fl
 
 
 PATH = OWN[1]
-IDEAS = "tests.support.own_ideas"
 
 
-def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupted_one(make_training):
-    whole, first = make_training(algorithm=PATH, max_steps=2), make_training(algorithm=PATH, max_steps=1)
+def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupted_one(trained):
+    whole, first = (trained(algorithm=PATH, max_steps=steps) for steps in (2, 1))
     assert isinstance(whole.algorithm, RewardWeighted)
-    for training in (whole, first):
-        training.train()
     given = first.folder.checkpoints / "step_1"
-    resumed = make_training(algorithm=PATH, max_steps=2, resume_from_checkpoint=given)
-    resumed.train()
+    resumed = trained(algorithm=PATH, max_steps=2, resume_from_checkpoint=given)
     assert rows_of(resumed.folder.path) == rows_of(whole.folder.path)[1:]
     assert_same(weights_of(resumed), weights_of(whole))
 
@@ -172,7 +177,7 @@ def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupt
         ),
         ({"algorithm": "tests.support.reward_weighted:Missing"}, "cannot be imported"),
         ({"algorithm": "pathlib:Path"}, "must be a subclass of hyvideo.algorithms.algorithm.Algorithm"),
-        ({"sde_type": f"{IDEAS}:missing"}, "sde_type: .* cannot be imported"),
+        ({"sde_type": "tests.support.reward_weighted:missing"}, "sde_type: .* cannot be imported"),
         ({"sde_type": "sage"}, "did you mean 'sage_grpo'"),
     ],
 )
@@ -196,11 +201,12 @@ def test_it_has_the_final_latents_alone_and_one_that_miscounts_its_updates_is_to
     assert where.endswith(", update 2. No checkpoint was saved yet.")
 
 
-def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_equal_pulls(make_training):
-    settings = {"algorithm": f"{IDEAS}:FartherTerm", "sde_type": f"{IDEAS}:fading", "updates_per_rollout": 2}
-    training = make_training(**settings, kl_weight=0.01, max_steps=2)
+def test_the_tutorials_sampler_and_trust_region_train_with_exact_replay_and_equal_pulls(trained, tmp_path, monkeypatch):
+    write_shown_files(REPOSITORY / "docs" / "tutorial.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"algorithm": "ideas.farther:Farther", "sde_type": "ideas.fading:fading", "updates_per_rollout": 2}
+    training = trained(**settings, kl_weight=0.01, max_steps=2)
     assert training.policy.stochastic_steps().tolist() == [True, True, True, False]
-    training.train()
     first, second = rows_of(training.folder.path)
     assert max(first["ratio/max_deviation"], first["replay/mean_error"]) < 1e-5 < first["grad_norm"]
     pulls = torch.tensor([first[f"velocity_grad/step_{step:02d}"] for step in range(3)])

@@ -126,10 +126,9 @@ def test_a_skipped_update_leaves_it(make_training):
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "adapter"])
-def test_a_checkpoint_gives_policy_or_average_and_validation_takes_the_average(make_training, tiny_root, use_lora):
+def test_a_checkpoint_gives_policy_or_average_and_validation_takes_the_average(trained, tiny_root, use_lora):
     settings = {"ema_decay": 0.5, "use_lora": use_lora, "max_steps": 2, "save_interval": 2, "validation_interval": 2}
-    training = make_training(**settings)
-    training.train()
+    training = trained(**settings)
     optimization = training.state.optimization
     state = {False: weights_of(training), True: dict(optimization.ema.state_dict())}
     for ema, expected in state.items():
@@ -144,9 +143,8 @@ def test_a_checkpoint_gives_policy_or_average_and_validation_takes_the_average(m
     assert validated == float(sampled.scores.total.nanmean())
 
 
-def test_a_checkpoint_without_an_average_is_refused(make_training, tiny_root, prompts_csv, tmp_path, capsys):
-    training = make_training(max_steps=1)
-    training.train()
+def test_a_checkpoint_without_an_average_is_refused(trained, tiny_root, prompts_csv, tmp_path, capsys):
+    training = trained(max_steps=1)
     checkpoint = str(training.folder.checkpoints / "step_1")
     model = ["--model_path", str(tiny_root), "--ema", "--output_path", str(tmp_path / "made.mp4")]
     with pytest.raises(ValueError, match="step_1' has no average of the weights: only runs with ema_decay"):

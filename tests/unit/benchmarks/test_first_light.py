@@ -8,12 +8,8 @@ import pytest
 from benchmarks.first_light import __main__ as first_light
 from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, Stage, large_run, planned_gib, run_stage
 from hyvideo.training.checks import check_config
-from tests.support.training import REPOSITORY
 
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
+pytestmark = pytest.mark.usefixtures("at_the_root")
 
 
 def findings_of(stage: str, folder: Path) -> dict[str, dict]:

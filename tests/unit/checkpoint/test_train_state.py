@@ -322,9 +322,8 @@ def test_every_file_is_of_limited_size_and_on_the_disk_before_the_checkpoint_get
 
 
 @pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
-def test_a_checkpoint_of_another_model_is_refused(make_training, tiny_root, change):
-    training = make_training(max_steps=1)
-    training.train()
+def test_a_checkpoint_of_another_model_is_refused(trained, tiny_root, change):
+    training = trained(max_steps=1)
     other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
     for checkpoint in (training.folder.checkpoints / "step_1", tiny_root):
         with pytest.raises(ValueError, match=f"'{checkpoint}'"):

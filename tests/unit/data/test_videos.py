@@ -17,7 +17,7 @@ from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 from hyvideo.data.files import check_output, claim_output, nearest_existing, remove, replacing
 from hyvideo.data.videos import VideoTooLargeError, read_chosen, read_video, video_length, write_video
 from tests.support.limits import limited
-from tests.support.videos import moving_square
+from tests.support.rewards import moving_square
 
 VARYING_RATE = ["-vf", "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)", "-fps_mode", "vfr"]
 """Options of ffmpeg after which all frames but the first ones come at an eighth of the rate."""

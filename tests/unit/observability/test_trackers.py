@@ -16,8 +16,8 @@ from hyvideo.data.videos import write_video
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.trackers import Trackers, check_trackers
+from tests.support.rewards import moving_square
 from tests.support.run_folders import HOSTILE_PROMPTS, write_scored
-from tests.support.videos import moving_square
 
 
 def trackers_of(run_dir: Path, *names: str, step: int = 1) -> Trackers:

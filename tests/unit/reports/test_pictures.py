@@ -9,7 +9,7 @@ from hyvideo.data.videos import read_video
 from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import MetricsLog
 from scripts.reports.pictures import plot_reward_curve, side_by_side
-from tests.support.videos import moving_square
+from tests.support.rewards import moving_square
 
 
 def test_each_pair_is_shown_left_and_right_small_ones_enlarged_in_video_and_sheet(tmp_path):

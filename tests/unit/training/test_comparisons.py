@@ -9,12 +9,10 @@ from hyvideo.training.collect import collect, gain_over, group_diversity, thumbn
 from tests.support.equal_runs import rows_of
 
 
-def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training):
+def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(trained):
     """At the first update the two are one; later ones differ, and comparing changes nothing else."""
     flags = {"max_steps": 5, "learning_rate": 1e-2}
-    training, without = make_training(**flags, base_interval=2), make_training(**flags)
-    training.train()
-    without.train()
+    training, without = trained(**flags, base_interval=2), trained(**flags)
     rows = read_metrics(training.folder.path / "metrics.jsonl")
     assert [row["step"] for row in rows if "reward/over_base" in row] == [1, 3, 5]
     assert rows[0]["reward/over_base"] == 0.0

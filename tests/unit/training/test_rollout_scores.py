@@ -9,7 +9,7 @@ import pytest
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.training.run import Run
 from tests.support.ranks import run_on_ranks
-from tests.support.training import arguments, training_of
+from tests.support.training import arguments, train_all, training_of
 
 
 def rows_below(folder: Path, name: str = "scores.jsonl") -> list[dict]:
@@ -43,10 +43,9 @@ def test_a_row_says_what_a_video_of_a_round_scored_and_its_advantage(make_traini
     assert all(rows[n]["advantage"] == -rows[n + 1]["advantage"] != 0 for n in (2, 6))  # the second group of each round
 
 
-def test_a_resumed_run_discards_the_rows_of_rounds_that_it_makes_again(make_training, tiny_root, prompts_csv):
+def test_a_resumed_run_discards_the_rows_of_rounds_that_it_makes_again(trained, tiny_root, prompts_csv):
     settings = {"max_steps": 3, "save_interval": 1, "keep_last": 3}
-    training = make_training(**settings)
-    training.train()
+    training = trained(**settings)
     folder, whole = training.folder.path, rows_below(training.folder.path)
     with (folder / "rollouts" / "scores.jsonl").open("a") as file:
         file.write('{"step": 3, "round": 2, "vid')  # a kill while it wrote
@@ -59,14 +58,10 @@ def test_a_resumed_run_discards_the_rows_of_rounds_that_it_makes_again(make_trai
     assert rows_below(folder) == whole
 
 
-def train_on_a_rank(root: Path, csv: Path, folder: Path) -> None:
-    training_of(arguments(root, csv, folder, batch_size=2, enable_fsdp=True, max_steps=1)).train()
-
-
-def test_the_ranks_of_a_run_write_the_rows_that_one_process_writes(make_training, tiny_root, prompts_csv, tmp_path):
-    alone = make_training(max_steps=1)
-    alone.train()
-    run_on_ranks(2, train_on_a_rank, tiny_root, prompts_csv, tmp_path / "ranks")
+def test_the_ranks_of_a_run_write_the_rows_that_one_process_writes(trained, tiny_root, prompts_csv, tmp_path):
+    alone = trained(max_steps=1)
+    sizes = {"batch_size": 2, "enable_fsdp": True, "max_steps": 1}
+    run_on_ranks(2, train_all, [arguments(tiny_root, prompts_csv, tmp_path / "ranks", **sizes)])
     ours, theirs = rows_below(alone.folder.path), rows_below(tmp_path / "ranks")
     assert len(ours) == len(theirs) == 4
     for one, other in zip(ours, theirs, strict=True):

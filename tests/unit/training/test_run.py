@@ -3,7 +3,6 @@
 import math
 import signal
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,16 @@ import torch
 
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
+from hyvideo.models.flops import transformer_flops
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.run import Run
+from hyvideo.training.run import Performance, Run
 from post_train import report
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
 from tests.support.training import arguments, collect_round, training_of, weights_of
-
-Patch = pytest.MonkeyPatch
-Make = Callable[..., Run]
 
 
 def saved_steps(training: Run) -> list[str]:
@@ -35,16 +32,14 @@ def metrics_of(training: Run) -> list[dict[str, float]]:
     return read_metrics(training.folder.path / "metrics.jsonl")
 
 
-def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_asked_ones_stay(make_training):
-    training = make_training(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
-    training.train()
+def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_asked_ones_stay(trained):
+    training = trained(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
     assert saved_steps(training) == ["step_4", "step_10"]  # the round that reaches max_steps is made whole
     assert latest_checkpoint(training.folder.checkpoints).name == "step_10"
 
 
-def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(make_training):
-    training = make_training(updates_per_rollout=2, max_steps=4)
-    training.train()
+def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(trained):
+    training = trained(updates_per_rollout=2, max_steps=4)
     rows = metrics_of(training)
     assert [(row["step"], row["round"]) for row in rows] == [(1, 0), (2, 0), (3, 1), (4, 1)]
     assert {row["ratio/max_deviation"] for row in rows} == {0.0}
@@ -53,27 +48,23 @@ def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_firs
     assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
 
 
-def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_training):
+def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(trained):
     """A sampler without noise has none; the default's leaves noise in the latents, and nothing else changes."""
     flags = {"max_steps": 4, "validation_interval": 2, "validation_num_videos": 2}
-    training, quiet = make_training(**flags), make_training(**flags, eta=1e-9, kl_weight=0)
-    training.train()
-    quiet.train()
+    training, quiet = trained(**flags), trained(**flags, eta=1e-9, kl_weight=0)
     rows = metrics_of(training)
     assert [row["step"] for row in rows if "rollout/ode_gap" in row] == [1, 3]
     assert all(row["rollout/ode_gap"] != 0 for row in rows[::2])
     assert [row.get("rollout/ode_gap") for row in metrics_of(quiet)] == [pytest.approx(0, abs=1e-4), None] * 2
-    without = make_training(**flags | {"validation_interval": 0})
-    without.train()
+    without = trained(**flags | {"validation_interval": 0})
     for name in ("reward/mean", "loss/total", "grad_norm"):
         assert [row[name] for row in metrics_of(without)] == [row[name] for row in rows]
 
 
-def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training):
+def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(trained):
     """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
     kl = {"kl_weight": 0.01, "kl_min_coef": 0.001, "kl_warmup_updates": 2, "kl_target": 1e-9}
-    training = make_training(max_steps=4, updates_per_rollout=2, lr_warmup_steps=2, learning_rate=1e-4, **kl)
-    training.train()
+    training = trained(max_steps=4, updates_per_rollout=2, lr_warmup_steps=2, learning_rate=1e-4, **kl)
     rows = metrics_of(training)
     assert [row["lr"] for row in rows] == pytest.approx([0.00005, 0.0001, 0.0001, 0.0001])
     assert [row["kl/coef"] for row in rows] == pytest.approx([0.001, 0.0055, 0.01, 0.009])
@@ -84,18 +75,17 @@ def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_traini
         assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
 
 
-def test_the_share_of_the_kl_term_in_the_gradient_is_logged_and_grows_with_its_weight(make_training: Make):
+def test_the_share_of_the_kl_term_in_the_gradient_is_logged_and_grows_with_its_weight(trained):
     shares = {}
     for kl_weight in (0.0, 0.01, 0.1):
-        training = make_training(max_steps=2, updates_per_rollout=1, kl_weight=kl_weight, kl_schedule="fixed")
-        training.train()
+        training = trained(max_steps=2, updates_per_rollout=1, kl_weight=kl_weight, kl_schedule="fixed")
         shares[kl_weight] = [row.get("kl/gradient_share") for row in metrics_of(training)]
     assert shares[0.0] == [None, None]
     assert shares[0.01][0] == shares[0.1][0] == 0  # the policy still equals its anchor
     assert 0 < 10 * shares[0.01][1] == pytest.approx(shares[0.1][1], rel=1e-3)
 
 
-def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: Make, monkeypatch: Patch):
+def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training, monkeypatch):
     training = make_training(updates_per_rollout=2, max_steps=100)
     log = training.journal.metrics.log
 
@@ -166,9 +156,7 @@ def test_updates_that_are_not_finite_are_skipped_where_that_is_allowed(make_trai
     assert "Update 3 skipped, 2 in a row: loss" in (training.folder.path / "console.log").read_text()
 
 
-def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_row_end_the_run(
-    make_training, monkeypatch
-):
+def test_skipped_updates_move_no_weight_and_no_controller_and_too_many_in_a_row_end_a_run(make_training, monkeypatch):
     training = make_training(max_steps=9, max_skipped_updates=2)
     before = weights_of(training)
     controller = training.algorithm.controller.state_dict()
@@ -181,9 +169,8 @@ def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_r
     assert training.algorithm.controller.state_dict() == controller
 
 
-def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training):
-    training = make_training(max_steps=2)
-    training.train()
+def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(trained):
+    training = trained(max_steps=2)
     with torch.no_grad():
         trainable_parameters(training.policy.transformer)["proj_out.bias"][0] = math.nan
     with pytest.raises(SaveError, match=r"proj_out\.bias\. Last good checkpoint: .*step_2"):
@@ -258,14 +245,40 @@ def test_a_report_that_cannot_be_written_stops_no_training(make_training):
     assert "WARNING: report.html was not written" in (training.folder.path / "console.log").read_text()
 
 
-def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training):
+def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training, trained):
     pulls = {}
     for use_grad_balancing in (True, False):
-        training = make_training(max_steps=1, use_grad_balancing=use_grad_balancing)
-        training.train()
+        training = trained(max_steps=1, use_grad_balancing=use_grad_balancing)
         (row,) = metrics_of(training)
         pulls[use_grad_balancing] = [row[f"velocity_grad/step_{step:02d}"] for step in range(4)]
     scales = make_training(max_steps=1).algorithm.scales.tolist()
     before = [pull / scale for pull, scale in zip(pulls[True], scales, strict=True)]
     assert before == pytest.approx(pulls[False], rel=1e-3)
     assert max(pulls[True]) / min(pulls[True]) < 1.2 < 3 < max(before) / min(before)
+
+
+SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/update": 4.0}
+
+
+@pytest.mark.parametrize(("cfg_scale", "use_lora"), [(1.0, False), (4.0, False), (1.0, True)])
+def test_utilisation_counts_each_evaluation_of_valid_tokens(make_training, cfg_scale: float, use_lora: bool):
+    training = make_training(cfg_scale=cfg_scale, use_lora=use_lora, updates_per_rollout=2)
+    trajectory = collect_round(training)
+    policy = training.policy
+    performance = Performance(policy, training.config, training.mesh, peak_tflops=1e-3, updates_per_round=2)
+    row = performance.row(trajectory, 8, SECONDS)
+
+    config = policy.transformer.config
+    conditions = [trajectory.conditioning] + ([policy.guidance.negative] if cfg_scale != 1.0 else [])
+    texts = [(len(c.text[i]), len(c.glyph[i])) for c in conditions for i in range(len(c))]
+    passes = [transformer_flops(config, num_video=8, num_text=text, num_glyph=glyph) for text, glyph in texts]
+    per_video = [passes[prompt].total + sum(p.total for p in passes[2:]) for prompt in (0, 0, 1, 1)]
+    linear = [passes[prompt].linear for prompt in (0, 0, 1, 1)]
+    assert row["perf/mfu_rollout"] == pytest.approx(4 * sum(per_video) / 2.0 / 1e9)
+    trained = 2 * (3 * sum(per_video) - (sum(linear) if use_lora else 0))  # each update has two steps of each video
+    assert row["perf/mfu_update"] == pytest.approx(trained / 4.0 / 1e9)
+    assert row["perf/videos_per_gpu_hour"] == pytest.approx(3600 * 4 / 8.0)
+
+    later = performance.row(trajectory, 8, SECONDS | {"time/rollout": 0.0, "time/reward": 0.0})
+    assert later["perf/mfu_rollout"] == row["perf/mfu_rollout"]
+    assert later["perf/videos_per_gpu_hour"] == pytest.approx(3600 * 4 / (8.0 + 5.0))

@@ -36,9 +36,8 @@ STATES["anchor at the policy"] = {"update_ref_model_step": 1}
 
 
 @pytest.mark.parametrize("settings", STATES.values(), ids=STATES)
-def test_the_state_comes_back_bit_for_bit(make_training, settings: dict[str, Any]):
-    first = make_training(max_steps=3, **settings)
-    first.train()
+def test_the_state_comes_back_bit_for_bit(make_training, trained, settings: dict[str, Any]):
+    first = trained(max_steps=3, **settings)
     torch.randn(7)  # the libraries' generator has moved on
     checkpoint = first.state.save(first.folder.path / "again", keep_last=None)
     expected = everything(first.state)
@@ -59,9 +58,8 @@ def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_t
     assert not any(moments["step"] for each in state.optimization.optimizers for moments in each.state.values())
 
 
-def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(make_training, monkeypatch):
-    first = make_training(max_steps=1, kl_weight=0.0)
-    first.train()
+def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(make_training, trained, monkeypatch):
+    first = trained(max_steps=1, kl_weight=0.0)
     checkpoint = first.folder.checkpoints / "step_1"
     with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
     monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
@@ -72,9 +70,8 @@ def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(make_
         make_training(max_steps=1).state.load(checkpoint, may_change=["kl_weight"])
 
 
-def test_settings_change_where_they_are_named_and_nowhere_else(make_training):
-    first = make_training(max_steps=1, learning_rate=1e-4)
-    first.train()
+def test_settings_change_where_they_are_named_and_nowhere_else(make_training, trained):
+    first = trained(max_steps=1, learning_rate=1e-4)
     checkpoint = first.folder.checkpoints / "step_1"
     changed = {"learning_rate": 1e-5, "num_generations": 4, "resume_from_checkpoint": str(checkpoint)}
     changed |= {"max_steps": 2, "activation_checkpointing": "full"}  # these need no name
@@ -122,20 +119,17 @@ def test_edited_prompts_are_refused_unless_they_may_change_and_those_of_a_valida
     assert f"changed: the content of {valid} is '" in (second.folder.path / "console.log").read_text()
 
 
-def test_what_shapes_the_trained_tensors_cannot_change(make_training):
+def test_what_shapes_the_trained_tensors_cannot_change(trained):
     targets, adapter = (["to_q", "to_k"], ["to_q"]), {"max_steps": 1, "use_lora": True}
-    wide, narrow = (make_training(**adapter, lora_target_modules=names) for names in targets)
-    wide.train()
-    narrow.train()
+    wide, narrow = (trained(**adapter, lora_target_modules=names) for names in targets)
     with pytest.raises(ValueError, match="has 6 trained weights that this run would drop, among them .*to_k"):
         narrow.state.load(wide.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
     with pytest.raises(ValueError, match="model settings .pretrained_model_root, LoRA, optimizer. differ"):
         wide.state.load(narrow.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
-def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_training):
-    training = make_training(max_steps=1)
-    training.train()
+def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_training, trained):
+    training = trained(max_steps=1)
     checkpoint = training.folder.checkpoints / "step_1"
     with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
         make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)

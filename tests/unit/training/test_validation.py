@@ -37,9 +37,8 @@ def json_mean(folder: Path) -> float:
     return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
 
 
-def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training):
-    training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
-    training.train()
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(trained):
+    training = trained(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
     folder = training.folder.samples / "step_2"
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
@@ -60,11 +59,9 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert log.count(" step ") == 2 and " command: python" in log
 
 
-def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was_validated(make_training):
+def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was_validated(trained):
     settings = {"max_steps": 2, "validation_interval": 1, "validation_num_videos": 4}
-    measured, without = (make_training(**settings, validate_at_step0=at_start) for at_start in (True, False))
-    for training in (measured, without):
-        training.train()
+    measured, without = (trained(**settings, validate_at_step0=at_start) for at_start in (True, False))
     folder = measured.folder.path
     rows, facts = read_metrics(folder / "metrics.jsonl"), json.loads((folder / DRIFT).read_text())
     pairs = pairs_of(*(read_scored_videos(folder / "samples" / f"step_{step}") for step in (0, 2)))
@@ -83,9 +80,8 @@ def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was
     assert (folder / "console.log").read_text().count("(validate_at_step0)") == 1
 
 
-def test_rollout_videos_of_one_round_per_save_are_kept(make_training):
-    training = make_training(max_steps=3, save_interval=2, video_fps=12)
-    training.train()
+def test_rollout_videos_of_one_round_per_save_are_kept(trained):
+    training = trained(max_steps=3, save_interval=2, video_fps=12)
     assert sorted(path.name for path in training.folder.rollouts.glob("step_*")) == ["step_0", "step_2"]
     videos = (training.folder.rollouts / "step_0").glob("*.mp4")
     assert [video_length(path) for path in videos] == [(5, 12)] * 4

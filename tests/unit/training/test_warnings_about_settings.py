@@ -9,7 +9,6 @@ import pytest
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.training.checks import check_config, hardly_meant, known_sampling, unread_settings
-from tests.support.training import REPOSITORY
 
 
 @pytest.fixture
@@ -55,18 +54,6 @@ def test_what_nothing_reads_may_have_its_default_also_when_it_was_saved(tmp_path
     assert list(unread_settings(config)) == list(unread_settings(load_saved_config(tmp_path / "config.yaml"))) == []
 
 
-def test_every_committed_config_is_read_whole(monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
-    files = [str(path) for path in Path("configs").rglob("*.yaml")]
-    assert len(files) > 10
-    pieces = [file for file in files if not file.endswith(("tiny.yaml", "gpu.yaml", "gb.yaml"))]
-    whole = [file for file in files if file not in pieces]
-    merged = [[first, second] for first in [*whole, "configs/lora.yaml"] for second in pieces]
-    for names in [*([file] for file in files), *merged]:
-        if names != ["configs/tiny.yaml", "configs/method/nft.yaml"]:  # tiny.yaml also has settings of GRPO's KL
-            assert list(unread_settings(load_config(["--config", *names]))) == [], names
-
-
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "720p_i2v_distilled", "480p_i2v_step_distilled"])
 def test_guidance_is_refused_for_a_distilled_version_and_1_is_not(released, version: str):
     config = released(version, "--cfg_scale", "6")
@@ -78,8 +65,8 @@ def test_guidance_is_refused_for_a_distilled_version_and_1_is_not(released, vers
         assert bool(re.search(told, str(refused.value))) == ("cfg_scale" in str(refused.value)) == (scale > 1)
 
 
-def test_the_released_recipe_and_the_bundled_model_start_without_a_warning(released, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
+@pytest.mark.usefixtures("at_the_root")
+def test_the_released_recipe_and_the_bundled_model_start_without_a_warning(released):
     assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
     assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
     own = ["--infer_flow_shift_video", "9", "--validation_timestep_shift", "9", "--cfg_scale", "6"]
@@ -109,9 +96,9 @@ def test_what_a_felt_kl_on_few_steps_costs_in_noise_is_said(released):
     assert "rests on 2 of 20 steps, so its gradient has about 3.2 times the noise" in message
 
 
-def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them(monkeypatch):
+@pytest.mark.usefixtures("at_the_root")
+def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them():
     """The paper trains in 20 of 50 steps; the bundled model, of whose own steps there are 12, may so have 5."""
-    monkeypatch.chdir(REPOSITORY)
     tiny = ["--config", "configs/tiny.yaml", "--grpo_sampling_steps"]
     assert said(load_config([*tiny, "5"])) == []
     (message,) = said(load_config([*tiny, "4"]))

@@ -20,7 +20,7 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, Videos
-from hyvideo.models.reward_models.remote import exchange, server
+from hyvideo.models.reward_models.remote import server
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
@@ -32,8 +32,7 @@ TOKEN = "the token of the tests"
 
 
 @pytest.fixture(autouse=True)
-def quick_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
 
 
@@ -167,9 +166,7 @@ NO_HEADER = "^REWARD_TOKEN: expected printable((?!secret).)*$"
         (TOKEN, {"url": "http://127.0.0.1:port"}, "remote_reward_url: 'http://127.0.0.1:port' is not an address"),
     ],
 )
-def test_a_server_that_is_not_there_or_not_meant_is_found_before_training(
-    faulty, monkeypatch, token, settings, message
-):
+def test_a_server_that_is_absent_or_not_meant_is_found_before_training(faulty, monkeypatch, token, settings, message):
     monkeypatch.setenv("REWARD_TOKEN", token)
     with pytest.raises(ValueError, match=message):
         remote(**{"url": faulty().url, **settings})

@@ -23,8 +23,8 @@ from hyvideo.models.reward_models.videoalign.network import read_settings
 from hyvideo.models.reward_models.videoalign.scorer import MIN_PIXELS, frame_indices, patches
 from scripts.tiny.components import build_tokenizer
 from tests.support.limits import bounded_memory
+from tests.support.rewards import moving_square
 from tests.support.videoreward import STATISTICS, TEXT, VideoReward, write_model_config, write_videoreward
-from tests.support.videos import moving_square
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import TEMPLATE, VlmChecks, odds_of_yes
 from tests.support.reward_server import requests_limited, serving
@@ -97,8 +96,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_vision_language_model(tmp_path_factory.mktemp("one"), "qwen2_5_vl")
 
 
-def test_a_server_that_fails_costs_only_the_scores_of_its_videos(one, csv, monkeypatch):
-    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
+def test_a_server_that_fails_costs_only_the_scores_of_its_videos(one, csv):
     with serving(chat_app(one)) as url, requests_limited(retries=0):
         options = {"server": f"{url}/v1", "model": "tiny", "num_frames": 1}
         models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": options}}
