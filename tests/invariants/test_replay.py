@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES
 from hyvideo.training.run import Run
-from tests.support.training import collect_round, pairs_of, update
+from tests.support.training import REPOSITORY, collect_round, flags_of, pairs_of, training_of, update
 
 SAMPLERS = [name for name in SDE_TYPES if name != "ode"]
 
@@ -44,3 +44,17 @@ def test_half_precision_stays_inside_the_clip_range_for_equal_micro_batches(make
     training.policy.pipeline.autocast_dtype = torch.bfloat16
     ratio_deviation, _ = replay(training)
     assert ratio_deviation <= training.config.grpo.clip_range / 10
+
+
+def test_the_bundled_model_in_its_own_configuration_starts_without_a_warning_and_replays_exactly(tmp_path):
+    """In fewer videos and steps per round, and the videos are not decoded."""
+    tiny, config = REPOSITORY / "assets" / "tiny", REPOSITORY / "configs" / "tiny.yaml"
+    prompts = tiny / "prompts" / "train.csv"
+    settings = {"config": config, "pretrained_model_root": tiny, "train_video_csv": prompts, "valid_video_csv": prompts}
+    settings |= {"output_dir": tmp_path / "run", "batch_size": 16, "grpo_sampling_steps": 6}
+    training = training_of(flags_of(settings))
+    log = (training.folder.path / "console.log").read_text()
+    assert "run folder" in log and "WARNING" not in log
+    blank = torch.zeros(1, training.config.rollout.sample_n_frames, 64, 64, 3, dtype=torch.uint8)
+    training.policy.pipeline.decode = lambda latents: blank.expand(len(latents), -1, -1, -1, -1)
+    assert replay(training) == (0.0, 0.0)

@@ -1,5 +1,6 @@
 """Prompt CSVs and their images are read exactly, or refused with file and line; what the starter prompts are."""
 
+import logging
 import re
 import struct
 import zlib
@@ -60,9 +61,8 @@ def test_quotes_commas_blanks_line_ends_and_languages_are_read_as_meant(csv_file
 def test_a_text_files_lines_and_json_objects_are_prompts_too(csv_file, tmp_path):
     (tmp_path / "cat.png").touch()
     lines = csv_file(b'\xef\xbb\xbf\r\na "red" cat, running\r\n\r\n  a dog; barking \r\n', "list.TXT")
-    objects = (
-        '{"prompt": " a bird ", "seed": 7, "note": [1]}\n\n{"prompt": "b", "ref_image_path": "cat.png", "seed": null}'
-    )
+    objects = '{"prompt": " a bird ", "seed": 7, "note": [1]}\n\n'
+    objects += '{"prompt": "b", "ref_image_path": "cat.png", "seed": null}'
     assert read_prompts([lines, csv_file(objects, "more.jsonl")]) == [
         Prompt('a "red" cat, running', 0, None, None),
         Prompt("a dog; barking", 1, None, None),
@@ -136,6 +136,37 @@ def test_images_outside_of_the_root_are_refused_wherever_the_path_goes(tmp_path,
         read_prompts([csv], image_root=root)
     csv.write_text("prompt,ref_image_path\na,inside.png\nb,../root/inside.png\nc,\n")
     assert len(read_prompts([csv], image_root=root)) == 3
+
+
+# As SAGE-GRPO's release reads them: names as `index`, and images seen from the working directory.
+def test_an_index_may_be_a_name_which_stands_for_one_number_wherever_it_stands(tmp_path):
+    (tmp_path / "one.csv").write_text("prompt,index\na cat,cat_01\na dog,3\n")
+    (tmp_path / "two.csv").write_text("index,prompt\ncat_02,a cat\ncat_01,a cat\n")
+    one, two = (read_prompts([tmp_path / f"{name}.csv"]) for name in ("one", "two"))
+    assert one[0].index == two[1].index != two[0].index
+    assert one[1].index == 3 and 2**62 <= one[0].index < 2**63
+    with pytest.raises(ValueError, match="is already that of"):
+        read_prompts([tmp_path / "one.csv", tmp_path / "two.csv"])
+
+
+def test_an_image_is_taken_from_beside_the_csv_or_told_to_be_in_the_working_directory(tmp_path, monkeypatch, caplog):
+    (tmp_path / "csvs").mkdir()
+    for place in (tmp_path / "both.png", tmp_path / "csvs" / "both.png", tmp_path / "here.png"):
+        noisy_image(0).save(place)
+    path = tmp_path / "csvs" / "prompts.csv"
+    path.write_text("prompt,ref_image_path\na cat,both.png\na dog,here.png\n")
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        beside, elsewhere = read_prompts([path])
+    assert Path(beside.ref_image_path) == tmp_path / "csvs" / "both.png"
+    assert Path(elsewhere.ref_image_path).resolve() == tmp_path / "here.png"
+    (told,) = caplog.messages
+    assert "line 3" in told and "here.png" in told and "working directory" in told
+    with pytest.raises(ValueError, match="lies outside of image_root"):
+        read_prompts([path], image_root=tmp_path / "csvs")
+    monkeypatch.chdir(tmp_path / "csvs")
+    with pytest.raises(ValueError, match="nor 'here.png' in the working directory"):
+        read_prompts([path])
 
 
 def test_the_starter_prompts_are_what_their_readme_says():

@@ -1,4 +1,4 @@
-"""The forecast as a program: what it prints and writes, and what it refuses."""
+"""The forecast as a program: what it prints and writes, on ranks too, and what it refuses."""
 
 import json
 import math
@@ -7,8 +7,9 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
-from scripts.forecast.__main__ import advice, main
+from scripts.forecast.__main__ import advice, main, parse_arguments, write_forecast
 from scripts.forecast.measure import Agreement, Forecast, Groups, Outlook
+from tests.support.ranks import run_on_ranks
 from tests.support.rewards import BRIGHTNESS
 from tests.support.training import PROMPTS, arguments, training_of, write_prompts
 
@@ -104,3 +105,26 @@ def test_advice_names_what_holds_a_run_back():
     unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
     assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
     assert "Use many more" in advice(a_forecast(gradient=unseen, outlooks=unsure), config)[1]
+
+
+SMALL = ["--num_held_out", "6", "--rates", "1e-3"]
+SETUPS = {"dp": {"batch_size": 2}, "sharded, sp": {"sp_size": 2, "enable_fsdp": True}}
+
+
+def forecast_all(runs: list[list[str]]) -> None:
+    for argv in runs:
+        write_forecast(*parse_arguments(argv))
+
+
+def test_two_ranks_forecast_what_one_does(root_of_four_heads, prompts_csv, tmp_path):
+    alone, *runs = (
+        [*arguments(root_of_four_heads, prompts_csv, tmp_path / name, **setup), *SMALL]
+        for name, setup in {"alone": {}, **SETUPS}.items()
+    )
+    run_on_ranks(1, forecast_all, [alone])
+    run_on_ranks(2, forecast_all, runs)
+    expected, *others = (json.loads((tmp_path / name / "forecast.json").read_text()) for name in ("alone", *SETUPS))
+    for found in others:
+        assert found["gradient"]["correlation"] == pytest.approx(expected["gradient"]["correlation"], abs=1e-3)
+        assert found["groups"] == pytest.approx(expected["groups"], rel=1e-2, abs=1e-3)
+        assert found["held_out"]["base"] == pytest.approx(expected["held_out"]["base"], abs=0.02)

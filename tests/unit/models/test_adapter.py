@@ -10,6 +10,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -22,6 +23,7 @@ from hyvideo.models.parallelize import prepare_policy
 from tests.support import original_layout
 from tests.support.equal_runs import assert_same
 from tests.support.tiny_model import ADAPTER, build_transformer
+from tests.support.training import collect_round, weights_of
 
 REFINER = "txt_in.individual_token_refiner.blocks.1"
 OURS = "context_embedder.token_refiner.refiner_blocks.1"
@@ -219,3 +221,23 @@ def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_a
     assert spreads[0] == pytest.approx(spreads[1], rel=0.03)
     assert all(received[name].abs().max() <= received[name].shape[1] ** -0.5 for name in first)
     assert len({tuple(received[name].flatten()[:4].tolist()) for name in first}) == len(first)
+
+
+@pytest.mark.parametrize("change", [{}, {"num_layers": 3, "use_meanflow": True}], ids=["tiny", "deeper, two timesteps"])
+def test_with_all_linear_every_linear_layer_but_the_last_has_an_adapter(change: dict):
+    network = build_transformer(**change)
+    plain = {name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
+    prepare_policy(network, gradient_checkpointing=False, lora=lora_config(2, 4, ["all-linear"]))
+    assert {name for name, module in network.named_modules() if isinstance(module, LoraLayer)} == plain - {"proj_out"}
+
+
+def test_a_run_trains_and_resumes_with_all_linear(make_training, trained):
+    settings = {"use_lora": True, "lora_target_modules": "all-linear", "max_steps": 2, "save_interval": 1}
+    training = make_training(**settings)
+    before = weights_of(training)
+    training.train()
+    changed = [name for name, value in weights_of(training).items() if not value.equal(before[name])]
+    assert all(any(one in name for name in changed) for one in ("norm1.linear", "context_embedder.proj_in"))
+    again = trained(**settings, resume_from_checkpoint=training.folder.checkpoints / "step_1")
+    assert all(value.equal(weights_of(training)[name]) for name, value in weights_of(again).items())
+    assert len(collect_round(again)) == 4

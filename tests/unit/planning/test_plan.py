@@ -17,6 +17,7 @@ from hyvideo.planning.plan import GIB, Plan, make_plan, misfit, plan_table
 from hyvideo.planning.rehearsal import Rehearsal
 from hyvideo.planning.search import Search
 from scripts.plan import main
+from scripts.rehearse import main as rehearse
 
 GPU = Gpu("test", 4.0, 100.0, 100.0)
 
@@ -108,10 +109,8 @@ def test_the_whole_run_is_its_rounds_validations_and_checkpoints_and_what_they_c
     expected = [11 * a_round, 3 * a_validation, 5 * a_save]
     assert [hours * 3600 for hours in plan.hours.values()] == pytest.approx(expected)
     hours = sum(expected) / 3600
-    assert (
-        plan.whole_run
-        == f"21 updates: {hours:.1f} hours, {8 * hours:.0f} GPU-hours, {20 * hours:.0f} at 2.5 per GPU-hour"
-    )
+    told = f"21 updates: {hours:.1f} hours, {8 * hours:.0f} GPU-hours, {20 * hours:.0f} at 2.5 per GPU-hour"
+    assert plan.whole_run == told
     assert "3 validations" in plan_table(plan) and plan.as_json()["max_steps"] == 21
     beside = plan_of(sized_plan(*flags.split(), "--validate_at_step0", "true", "--async_save", "true"), 8)
     assert list(beside.hours)[2].startswith("1 ") and " at " not in beside.whole_run
@@ -181,6 +180,15 @@ def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
 )
 def test_wrong_flags_of_the_planner_are_refused(capsys, flags, words):
     assert main(flags) == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["--config={}", "--config {}"])
+@pytest.mark.parametrize("program", [main, rehearse], ids=["plan", "rehearse"])
+def test_a_planner_does_not_write_over_the_settings_that_it_reads(tmp_path, capsys, program, form):
+    settings = tmp_path / "run.yaml"
+    settings.write_text("eta: 0.4\n")
+    assert program(["--world_size", "8", "--json", str(settings), *form.format(settings).split()]) == 2
+    assert "is read by this command" in capsys.readouterr().err and settings.read_text() == "eta: 0.4\n"
 
 
 def test_the_planner_prints_a_table_and_writes_every_number(sized_plan, tiny_root, tmp_path, capsys):

@@ -1,10 +1,15 @@
-"""The prompts of the tiny base: held-out scenes are really held out, and no pair of words is unknown to the base."""
+"""The scenes of the tiny base: held-out ones really are, each pair of words is known, and shapes stay in frame."""
 
 import csv
+import random
 from itertools import combinations
 from pathlib import Path
 
-from hyvideo.models.reward_models.moving_shapes import Scene, parse_prompt
+import pytest
+import torch
+
+from hyvideo.models.reward_models.moving_shapes import MOTIONS, SHAPES, Scene, parse_prompt
+from scripts.tiny.clips import render, sample_clip
 from scripts.tiny.prompts import ALL_SCENES, TRAIN_SCENES, VALID_SCENES, write_csv
 
 BUNDLED = Path(__file__).parents[3] / "assets" / "tiny" / "prompts"
@@ -35,3 +40,14 @@ def test_the_bundled_files_hold_unique_readable_prompts_of_their_own_scenes_as_t
     write_csv(tmp_path)
     for name in ("train.csv", "valid.csv"):
         assert (tmp_path / name).read_bytes() == (BUNDLED / name).read_bytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("motion", MOTIONS)
+def test_a_shape_never_touches_the_border(shape: str, motion: str) -> None:
+    rng = random.Random(0)
+    clips = [sample_clip(Scene("red", shape, motion, "quickly"), rng) for _ in range(16)]
+    videos = render(clips)
+    border = torch.cat([videos[:, :, 0], videos[:, :, -1], videos[:, :, :, 0], videos[:, :, :, -1]], dim=2)
+    background = torch.tensor([clip.background for clip in clips], dtype=torch.uint8)[:, None, None]
+    assert torch.equal(border, background.expand_as(border))

@@ -1,13 +1,15 @@
-"""Prompts rewritten by a language model behind a real chat server, resumed, and kept apart from the originals."""
+"""Prompts and checks that a language model behind a real chat server writes: resumed, validated, kept apart."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from generate import main as generate
+from hyvideo.data.checks import Check, read_checks
 from hyvideo.data.prompts import prompt_rows, read_prompts
-from hyvideo.models.reward_models.remote import exchange
-from scripts.rewrite_prompts import main
+from scripts.make_checks import main as make_checks
+from scripts.rewrite_prompts import main as rewrite
 from tests.support.reward_server import serving
 from tests.support.training import noisy_image
 from tests.support.vision_language import chat_app, write_vision_language_model
@@ -16,49 +18,51 @@ LONG = "A grey cat with a white chin walks along a low wall, stops, and looks in
 SIGN = 'A shop window at dusk; a lamp goes on and the word "OPEN" lights up red behind the glass.'
 
 
-def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_screen(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_language_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
+
+
+def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_screen(model, tmp_path, capsys):
     prompts, output = tmp_path / "prompts.csv", tmp_path / "long.csv"
     prompts.write_text('prompt,seed\n"a cat, grey",3\n"a shop window says ""OPEN""",\n')
-    model = write_vision_language_model(tmp_path / "model", "qwen2_5_vl")
     lost = "A shop window at dusk without a word."
     thinking = "<think>Okay, the user wants a cat"
     app = chat_app(model, replies=[f"<think>a wall?</think>{LONG}\n", lost, thinking, "word " * 400, SIGN])
     with serving(app) as url:
         command = ["--prompts_csv", str(prompts), "--output", str(output), "--server", f"{url}/v1", "--model", "tiny"]
         command += ["--in_flight", "1"]
-        assert main(command) == 1
+        assert rewrite(command) == 1
         assert "did not rewrite it in 3 attempts: it wrote 400 words" in capsys.readouterr().err
         assert [prompt.text for prompt in read_prompts([output])] == [LONG, 'a shop window says "OPEN"']
-        assert main(command) == 0
-        assert main(command) == 0 and len(app.state.asked) == 5
+        assert rewrite(command) == 0
+        assert rewrite(command) == 0 and len(app.state.asked) == 5
     rows = [row for _, row in prompt_rows(output)]
     assert rows[0] == {"prompt": LONG, "seed": "3", "original_prompt": "a cat, grey"}
     assert rows[1] == {"prompt": SIGN, "seed": "", "original_prompt": 'a shop window says "OPEN"'}
     output.unlink()
     with serving(chat_app(model, replies=[413, SIGN, 403])) as url:  # refuses one prompt, then all that are left
         command[command.index("--server") + 1] = f"{url}/v1"
-        assert main(command) == 1 and [prompt.text for prompt in read_prompts([output])] == ["a cat, grey", SIGN]
+        assert rewrite(command) == 1 and [prompt.text for prompt in read_prompts([output])] == ["a cat, grey", SIGN]
         assert "a cat, grey': server http" in (told := capsys.readouterr().err) and "refused with status 413" in told
-        assert main(command) == 2 and "refused with status 403" in capsys.readouterr().err
+        assert rewrite(command) == 2 and "refused with status 403" in capsys.readouterr().err
     mine = tmp_path / "mine.csv"
     mine.write_text("prompt\nmy own prompt\n")
-    assert main([*command[:3], str(mine), *command[4:]]) == 2 and mine.read_text() == "prompt\nmy own prompt\n"
+    assert rewrite([*command[:3], str(mine), *command[4:]]) == 2 and mine.read_text() == "prompt\nmy own prompt\n"
     assert "has 1 rows that are not of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["--prompts_csv", str(prompts)])
+        rewrite(["--prompts_csv", str(prompts)])
     assert "needed: --output, --server, --model" in capsys.readouterr().err
 
 
 def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_original(
-    tiny_root, tmp_path, monkeypatch, capsys
+    model, tiny_root, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     refused = "I am sorry, but I cannot help with that."
     thoughts = f'The user wants a cat.\n</think>\n"{LONG}"'
     drawn = f'{LONG} A sign says "no cats" in red letters on the wall.'
     replies = [refused, drawn, thoughts, SIGN]
-    app = chat_app(write_vision_language_model(tmp_path / "model", "qwen2_5_vl"), replies=replies)
+    app = chat_app(model, replies=replies)
     command = f"--model_path {tiny_root} --num_inference_steps 1 --fixed_size 32x48 --video_length 1 --guidance_scale 1"
     command = [*command.split(), "--output_path", str(tmp_path / "cat.mp4"), "--seed", "1", "2", "--prompt", "a cat"]
     with serving(app) as url:
@@ -84,3 +88,40 @@ def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_
     assert "another image than --image_path, which it does not see" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert generate(command) == 2 and "goes with --prompt and one process" in capsys.readouterr().err
+
+
+def reply(question: str) -> str:
+    return f"Here they are:\n```json\n{json.dumps([{'question': question, 'answer': 'yes'}])}\n```"
+
+
+def test_checks_are_written_once_and_only_missing_ones_when_started_again(model, tmp_path, capsys):
+    prompts, output = tmp_path / "prompts.csv", tmp_path / "checks.csv"
+    prompts.write_text('prompt,seed\n"a cat, grey",3\na dog,\n')
+    app = chat_app(model, replies=[reply("A cat?"), "I would rather not.", "[]", "[", reply("A dog?")])
+    with serving(app) as url:
+        command = ["--prompts_csv", str(prompts), "--output", str(output), "--server", f"{url}/v1", "--model", "tiny"]
+        command += ["--in_flight", "1", "--num_checks", "1"]
+        assert make_checks(command) == 1
+        assert "'a dog': the model wrote no checks in 3 attempts" in capsys.readouterr().err
+        of_cat = {"a cat, grey": (Check(question="A cat?", answer="yes"),)}
+        assert read_checks([output]) == of_cat and make_checks(command) == 0
+        asked = len(app.state.asked)
+        assert make_checks(command) == 0 and len(app.state.asked) == asked == 5
+    assert read_checks([output]) == of_cat | {"a dog": (Check(question="A dog?", answer="yes"),)}
+    assert output.read_text().splitlines()[0] == "prompt,seed,checks" and '"a cat, grey",3,' in output.read_text()
+    assert make_checks(["--validate", str(output)]) == 0 and "2 prompts have 2 checks" in capsys.readouterr().out
+
+
+def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
+    bad = tmp_path / "bad.csv"
+    bad.write_text('prompt,checks\na,nothing\nb,\nc,"[{""question"": ""x?"", ""answer"": ""maybe""}]"\n')
+    assert make_checks(["--validate", str(bad)]) == 2
+    told = capsys.readouterr().err
+    assert "line 2: checks: expected [{" in told and "'nothing':  Invalid JSON" in told
+    assert "line 4: checks: expected [{" in told and "[0]['answer'] Input should be 'yes' or 'no'" in told
+    writes = ["--prompts_csv", str(bad), "--output", str(tmp_path / "new.csv")]
+    assert make_checks([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
+    assert "bad.csv, line 2: checks: expected [{" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        make_checks(["--prompts_csv", str(bad)])
+    assert "needed, or --validate: --output, --server, --model" in capsys.readouterr().err
