@@ -81,9 +81,7 @@ def adapter_folder(original_root: Path, tmp_path: Path) -> str:
     ("dtype", "adapter"),
     [(torch.float32, None), (torch.float32, "loaded"), (torch.bfloat16, None), (torch.bfloat16, "fresh")],
 )
-def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
-    original_root, adapter_folder, dtype, adapter
-):
+def test_together_the_ranks_hold_the_network_and_each_reads_its_share(original_root, adapter_folder, dtype, adapter):
     """Whatever is trained, in the memory of its master weights, adapters in float32."""
     arguments = (original_root, dtype, adapter_folder if adapter == "loaded" else adapter)
     expected, _, total = load(*arguments)

@@ -55,18 +55,15 @@ def test_settings_of_training_are_known_by_their_names_and_the_weights_in_ckpts_
 ):
     monkeypatch.chdir(tmp_path)
     Path("ckpts").symlink_to(original_root)
-    command = (
-        "--prompt cat --output_path cat.mp4 --pretrained_transformer_version 480p_t2v --cfg_scale=2 --video_fps 12"
-    )
-    command += " --sample_n_frames 5 --rollout_size 64x96 --grpo_sampling_steps 3 --infer_flow_shift_video 4"
+    command = "--prompt cat --output_path cat.mp4 --pretrained_transformer_version 480p_t2v --cfg_scale=2 "
+    command += "--video_fps 12 --sample_n_frames 5 --rollout_size 64x96 --grpo_sampling_steps 3 "
+    command += "--infer_flow_shift_video 4"
     made = request_of(parse_arguments(command.split()))
     expected = {"guidance_scale": 2.0, "video_length": 5, "fixed_size": "64x96", "num_inference_steps": 3, "shift": 4.0}
     assert made.settings == expected and made.arguments.fps == 12
 
 
-def test_without_its_csv_the_releases_command_makes_the_video_of_its_prompt(
-    original_root, tmp_path, monkeypatch, capsys
-):
+def test_without_its_csv_the_releases_command_makes_its_prompts_video(original_root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = shlex.split(SAMPLING.replace("MODEL", str(original_root)))
     (job,) = request_of(parse_arguments(command)).jobs

@@ -81,9 +81,7 @@ def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_
 
 
 @pytest.mark.parametrize("save_interval", [0, 1])
-def test_a_run_whose_folder_is_removed_says_so_and_claims_no_checkpoint(
-    command_line, tiny_root, prompts_csv, save_interval
-):
+def test_a_run_without_its_folder_says_so_and_names_no_checkpoint(command_line, tiny_root, prompts_csv, save_interval):
     run = command_line.folder / "run"
     quiet = [SETTINGS["config"], REPOSITORY / "tests" / "support" / "no_trackers.yaml"]
     endless = {"config": quiet, "max_steps": 1000, "save_interval": save_interval}
@@ -102,9 +100,7 @@ def test_a_run_whose_folder_is_removed_says_so_and_claims_no_checkpoint(
     assert "ERROR" in last and ("is there no longer" in last or "No finished checkpoint is in" in last), last
 
 
-def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_it_again(
-    command_line, tiny_root, prompts_csv
-):
+def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_again(command_line, tiny_root, prompts_csv):
     run = command_line.folder / "run"
     argv = arguments(tiny_root, prompts_csv, run, max_steps=1000, resume_from_checkpoint="latest")
 

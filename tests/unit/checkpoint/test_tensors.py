@@ -180,9 +180,7 @@ def save_in_turns(folder: Path) -> list[tuple[int, bool]]:
         planned.clear()
         begin_save(folder, step, state, {}, beside_training=step % 2 == 0).finish()
         stored = tensors_of(folder / f"step_{step}")
-        expected = {
-            f"{group}.{name}": whole(tensor) for group, named in state.items() for name, tensor in named.items()
-        }
+        expected = {f"{group}.{name}": whole(t) for group, named in state.items() for name, t in named.items()}
         same = (stored[name].dtype == t.dtype and torch.equal(stored[name], t) for name, t in expected.items())
         found.append((len(planned), stored.keys() == expected.keys() and all(same)))
     return found

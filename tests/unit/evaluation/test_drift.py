@@ -76,9 +76,8 @@ def test_contrast_of_grey_videos_is_named():
 
 
 def test_motion_is_measured_in_frame_widths_with_its_direction():
-    right, up = (
-        render([sample_clip(Scene("red", "square", way, "quickly"), random.Random(1))]) for way in ("right", "up")
-    )
+    ways = [Scene("red", "square", way, "quickly") for way in ("right", "up")]
+    right, up = (render([sample_clip(scene, random.Random(1))]) for scene in ways)
     looks = [looks_of(videos)[0] for videos in (right, up)]
     assert 0 < looks[0]["motion_x"] < 2 * 0.5 / 24 and abs(looks[0]["motion_y"]) < 1e-3
     assert -2 * 0.5 / 24 < looks[1]["motion_y"] < 0 and abs(looks[1]["motion_x"]) < 1e-3

@@ -38,11 +38,8 @@ def fused(state: Weights) -> Weights:
 
 
 COMFYUI = {"_attn_qkv": "_attn.qkv", "_attn_proj": "_attn.proj", "mod.linear": "mod.lin", "mlp.fc1": "mlp.0"}
-COMFYUI |= {
-    "mlp.fc2": "mlp.2",
-    "c_embedder.linear_1": "c_embedder.in_layer",
-    "_embedder.linear_2": "_embedder.out_layer",
-}
+COMFYUI |= {"mlp.fc2": "mlp.2", "c_embedder.linear_1": "c_embedder.in_layer"}
+COMFYUI |= {"_embedder.linear_2": "_embedder.out_layer"}
 COMFYUI |= {f"{x}.mlp.{n}.": f"{x}.{y}_layer." for x in ("_in", "t_embedder") for n, y in ((0, "in"), (2, "out"))}
 
 
@@ -118,10 +115,9 @@ def network() -> HunyuanVideo15Transformer3DModel:
 
 
 def output(transformer: HunyuanVideo15Transformer3DModel) -> Tensor:
-    call = transformer_call((1, 2, 2), [5], [3], image=True).items()
-    return transformer(**{name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in call})[
-        0
-    ]
+    call = transformer_call((1, 2, 2), [5], [3], image=True)
+    floats = {name: x.double() for name, x in call.items() if torch.is_tensor(x) and x.is_floating_point()}
+    return transformer(**call | floats)[0]
 
 
 def merged(transformer: HunyuanVideo15Transformer3DModel) -> Weights:
@@ -181,10 +177,8 @@ def test_what_peft_and_diffusers_themselves_save_is_loaded_with_its_scale_and_no
     model = get_peft_model(network(), LoraConfig(**settings))
     model.save_pretrained(tmp_path / "peft")
     layers = {name.removeprefix("base_model.model."): x for name, x in get_peft_model_state_dict(model).items()}
-    note = model.peft_config["default"].to_dict()
-    HunyuanVideoLoraLoaderMixin.save_lora_weights(
-        tmp_path / "diffusers", layers, transformer_lora_adapter_metadata=note
-    )
+    note = {"transformer_lora_adapter_metadata": model.peft_config["default"].to_dict()}
+    HunyuanVideoLoraLoaderMixin.save_lora_weights(tmp_path / "diffusers", layers, **note)
     expected = model.merge_and_unload().state_dict()
     for folder in ("peft", "diffusers"):
         received = network()

@@ -102,9 +102,7 @@ def test_padding_whatever_lies_in_it_and_a_blank_image_may_be_left_out_and_argum
 
 
 @pytest.mark.parametrize(("lengths", "in_refiner", "in_block"), [([9, 9], [9], [9]), ([9, 4, 9, 9], [4, 9], [9, 4, 9])])
-def test_neighbours_of_one_length_attend_together_without_a_mask_or_padded_keys(
-    monkeypatch, lengths, in_refiner, in_block
-):
+def test_neighbours_of_one_length_attend_together_without_mask_or_padding(monkeypatch, lengths, in_refiner, in_block):
     keys, attend = [], F.scaled_dot_product_attention
 
     def spy(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:

@@ -46,13 +46,19 @@ def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
     assert train([run], jobs=1, minutes=0) == [] and not run.folder.exists()
 
 
-def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
+def stop_this_process_after(path: Path) -> None:
+    """Send it SIGTERM as soon as a file is there."""
+
     def stop_it() -> None:
-        while not (run.folder / "metrics.jsonl").is_file():
+        while not path.is_file():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=stop_it, daemon=True).start()
+
+
+def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(run):
+    stop_this_process_after(run.folder / "metrics.jsonl")
     assert train([run], jobs=1) == []
     assert (run.folder / "checkpoints" / "latest").is_file() and not run.is_finished
 
@@ -80,13 +86,7 @@ class Measurement:
 
 def test_a_measurement_that_is_stopped_takes_its_programs_with_it(tmp_path):
     child = tmp_path / "child"
-
-    def stop_it() -> None:
-        while not child.is_file():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    Thread(target=stop_it, daemon=True).start()
+    stop_this_process_after(child)
     assert train([Measurement(tmp_path / "a")], jobs=1) == []
     state = Path(f"/proc/{child.read_text().strip()}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"

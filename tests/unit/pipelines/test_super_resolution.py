@@ -128,13 +128,11 @@ def test_every_step_is_that_of_the_stock_network_with_the_enlarged_latents_until
     frames = [functional.interpolate(frame, (3, 4), mode="bilinear") for frame in low.unbind(2)]
     covered = 0.3 * pipeline.upsampler(torch.stack(frames, 2)) + 0.7 * noise.step(0, shape)
     x, sigmas = noise.initial(shape), [2 * s / (1 + s) for s in (1 - i / 6 for i in range(7))]
-    texts = [
-        torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-        for rows in (conditioning.text, conditioning.glyph)
-    ]
+    both = (conditioning.text, conditioning.glyph)
+    texts = [torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True) for rows in both]
     masks = [
         torch.stack([torch.arange(padded.shape[1]) < len(row) for row in rows])
-        for padded, rows in zip(texts, (conditioning.text, conditioning.glyph), strict=True)
+        for padded, rows in zip(texts, both, strict=True)
     ]
     for index in range(6):
         given = torch.cat([covered, torch.ones(2, 1, 2, 3, 4)], 1) * (1000 * sigmas[index] >= 700)

@@ -51,9 +51,7 @@ def test_what_decides_a_rehearsal_decides_its_file(monkeypatch):
     assert len({file, place(), *others}) == 6
 
 
-def test_nothing_is_kept_without_a_folder_or_where_it_cannot_be_written_or_of_a_sampler_of_ones_own(
-    folder, monkeypatch
-):
+def test_nothing_is_kept_without_a_folder_or_where_it_cannot_be_written_or_of_an_own_sampler(folder, monkeypatch):
     assert place("--sde_type", "examples.sampler:Own") is None
     folder.write_text("a file")
     rehearsal.keep(place(), {"depths": (1,)})

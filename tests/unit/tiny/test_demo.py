@@ -17,9 +17,7 @@ def test_ranks_share_whole_groups_and_leave_no_video_out(monkeypatch, batch_size
     assert main(["--batch_size", str(batch_size)]) == 0 and f"--nproc_per_node={num_ranks}" in started
 
 
-def test_a_folder_that_cannot_be_made_and_a_resume_which_misses_the_base_model_are_refused(
-    monkeypatch, tmp_path, capsys
-):
+def test_a_folder_that_cannot_be_made_and_a_resume_without_the_base_model_are_refused(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["--output_dir", str(tmp_path / "file")]) == 2 and "demo: " in capsys.readouterr().err
