@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ SETTINGS |= {"rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1, "sa
 LAUNCH = {"PYTHON": sys.executable, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", "CONFIG": "configs/tiny.yaml"}
 
 
-def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happened(
-    tiny_root: Path, prompts_csv: Path, tmp_path: Path
-):
+def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happened(tiny_root, prompts_csv, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_on_ranks(2, train_all, [arguments(tiny_root, prompts_csv, whole, **SETTINGS)])
 

@@ -100,9 +100,7 @@ def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate):
     assert result["num_failed"]["greys"] == {"CHECKS": 0}, "a prompt without questions is no failure"
 
 
-def test_weights_of_overall_are_the_users_a_seed_given_twice_counts_once_and_rows_of_one_text_are_one_prompt(
-    evaluate, greys, tmp_path
-):
+def test_weights_of_overall_are_the_users_and_a_seed_twice_or_rows_of_one_text_count_once(evaluate, greys, tmp_path):
     assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}', "--seeds", 42, 42) == 0
     result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     means = result["means"]["greys"]

@@ -155,9 +155,7 @@ def test_what_cannot_be_exported_leaves_nothing(checkpoint_of, original_root: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lost", "there"]
 
 
-def test_an_export_in_half_precision_that_would_not_hold_all_weights_is_refused(
-    checkpoint_of, original_root: Path, tmp_path: Path, capsys
-):
+def test_half_precision_that_would_not_hold_all_weights_is_refused(checkpoint_of, original_root, tmp_path, capsys):
     export(original_root, tmp_path / "out", "musubi", "--checkpoint_path", checkpoint_of(use_lora=True))
     (path,) = (tmp_path / "out").glob("*.safetensors")
     tensors = load_file(path)

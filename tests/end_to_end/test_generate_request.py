@@ -50,9 +50,7 @@ def test_the_releases_sampling_command_is_taken_as_it_stands(original_root, tmp_
     assert capsys.readouterr().err == ""
 
 
-def test_settings_of_training_are_known_by_their_names_and_the_weights_in_ckpts_need_none(
-    original_root, tmp_path, monkeypatch
-):
+def test_settings_of_training_are_known_by_name_and_weights_in_ckpts_need_none(original_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("ckpts").symlink_to(original_root)
     command = "--prompt cat --output_path cat.mp4 --pretrained_transformer_version 480p_t2v --cfg_scale=2 "

@@ -4,7 +4,6 @@ import json
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,9 +32,7 @@ def offload_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | str], None]:
 
 
 @pytest.mark.parametrize("task", ["t2v", "i2v"])
-def test_videos_and_sharpened_videos_are_the_same_to_the_pixel_and_so_are_their_notes(
-    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload_as: Callable, task: str
-):
+def test_videos_sharpened_videos_and_their_notes_are_the_same(original_root, tmp_path, monkeypatch, offload_as, task):
     root = shutil.copytree(original_root, tmp_path / "ckpts")
     save_super_resolution(root)
     noisy_image(0, (64, 64)).save(tmp_path / "image.png")
@@ -63,9 +60,7 @@ def test_videos_and_sharpened_videos_are_the_same_to_the_pixel_and_so_are_their_
         assert torch.equal(*(read_video(tmp_path / part / name) for part in ("whole", "group")))
 
 
-def test_a_cache_is_enabled_before_groups_are_offloaded_or_diffusers_would_switch_it_off(
-    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload_as: Callable
-):
+def test_a_cache_is_enabled_before_groups_are_offloaded_which_ends_it(tiny_root, tmp_path, monkeypatch, offload_as):
     cached = []
 
     def noted(network: torch.nn.Module, device: torch.device, **how: bool) -> None:

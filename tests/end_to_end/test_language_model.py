@@ -55,9 +55,7 @@ def test_prompts_are_rewritten_once_and_keep_their_originals_and_their_words_on_
     assert "needed: --output, --server, --model" in capsys.readouterr().err
 
 
-def test_generate_py_samples_a_rewritten_prompt_which_its_note_keeps_beside_the_original(
-    model, tiny_root, tmp_path, monkeypatch, capsys
-):
+def test_generate_samples_a_rewritten_prompt_and_notes_the_original(model, tiny_root, tmp_path, monkeypatch, capsys):
     refused = "I am sorry, but I cannot help with that."
     thoughts = f'The user wants a cat.\n</think>\n"{LONG}"'
     drawn = f'{LONG} A sign says "no cats" in red letters on the wall.'

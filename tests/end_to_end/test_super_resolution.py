@@ -49,9 +49,7 @@ def test_a_video_is_sharpened_from_640_to_960_pixels_and_the_one_before_is_the_p
     assert "sr" not in json.loads((command_line.folder / "b.json").read_text())
 
 
-def test_what_is_missing_or_cannot_be_sharpened_is_named_before_anything_is_loaded(
-    command_line, root, original_root, tiny_root
-):
+def test_what_is_missing_or_cannot_be_sharpened_is_named_before_loading(command_line, root, original_root, tiny_root):
     def told(model: Path, **flags: str) -> str:
         flags = {"model_path": model, "prompt": "a cat", "output_path": "a.mp4", **flags}
         finished = command_line.run("generate.py", flags_of(flags))

@@ -1,10 +1,11 @@
 """Run folders made by hand: logged curves, scored videos and settings, without training."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,12 @@ def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float |
         lines.append(json.dumps({"video": name, "prompt": prompt, **scores}, ensure_ascii=False))
     (folder / "scores.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return folder
+
+
+def change_rows(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Put what `change` makes of a row in its place, in every row of a file."""
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def model_of(folder: Path, name: str | None = None) -> Model:

@@ -40,9 +40,7 @@ def test_a_reward_that_fails_and_an_empty_file_are_said(tiny_root, prompts_csv, 
     assert f"{tmp_path / 'empty.csv'}" in capsys.readouterr().err
 
 
-def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is_refused(
-    tiny_root, prompts_csv, tmp_path, capsys
-):
+def test_a_guarded_run_keeps_its_rollbacks_rate_and_a_finished_one_is_refused(tiny_root, prompts_csv, tmp_path, capsys):
     guard = {"reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": 1.0}}}})}
     guard |= {"reward_guard_action": "stop", "lr_warmup_steps": 0}
     valid = write_prompts(tmp_path / "valid.csv", PROMPTS * 2)

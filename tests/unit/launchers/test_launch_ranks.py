@@ -64,9 +64,7 @@ def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
         ("sys.exit(69)", LOST, "rank 1 on {} noticed that others are gone, or lost its device"),
     ],
 )
-def test_a_lost_rank_is_named_unless_another_one_says_why_it_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, status: int, told: str
-):
+def test_a_lost_rank_is_named_unless_another_one_says_why_it_failed(tmp_path, monkeypatch, end, status, told):
     script, lost = tmp_path / "rank.py", tmp_path / "lost"
     monkeypatch.setenv("TRAIN_LOST_FILE", str(lost))
     deaf = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({}))\n"

@@ -101,9 +101,7 @@ def test_a_folder_of_another_network_or_of_other_weights_is_refused(tmp_path: Pa
 
 @pytest.mark.parametrize("task", ["t2v", "i2v"])
 @torch.no_grad()
-def test_every_step_is_that_of_the_stock_network_with_the_enlarged_latents_until_timestep_700(
-    tiny_root: Path, original_root: Path, tmp_path: Path, task: str
-):
+def test_every_step_is_that_of_the_stock_network_with_enlarged_latents_until_timestep_700(tiny_root, tmp_path, task):
     root = save_super_resolution(tmp_path / "ckpts")
     transformer = load_transformer(root, "720p_sr_distilled")
     stock = HunyuanVideo15Transformer3DModel.from_config(transformer.config).eval()

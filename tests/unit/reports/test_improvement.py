@@ -10,7 +10,7 @@ from hyvideo.evaluation.paired import Gain, PairedComparison
 from scripts.reports import improvement as module
 from scripts.reports.improvement import HELD_OUT, against, gains_over_training, improvement, verdict_of, verdict_of_runs
 from scripts.reports.run_record import read_run
-from tests.support.run_folders import PROMPTS, write_run, write_scored
+from tests.support.run_folders import PROMPTS, change_rows, write_run, write_scored
 
 
 def test_the_first_and_the_last_validation_are_paired_but_for_failed_scores_and_other_prompts(tmp_path):
@@ -87,8 +87,7 @@ def test_validations_of_other_settings_are_not_compared(tmp_path):
     folder = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.1, 20: 0.5, 30: 0.6})
     for step in (20, 30):
         scores = folder / "samples" / f"step_{step}" / "scores.jsonl"
-        rows = [json.loads(line) | {"how": "64x64, seed 2"} for line in scores.read_text().splitlines()]
-        scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        change_rows(scores, lambda row: row | {"how": "64x64, seed 2"})
     found = improvement(read_run(folder))
     assert (found.before, found.after) == ("validation after update 20", "validation after update 30")
     assert found.gains["reward"].mean == pytest.approx(0.1)

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import count, cycle
 from urllib.parse import unquote
 
 import numpy as np
@@ -17,7 +18,7 @@ from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.guard import RewardWatch
 from scripts.reports.pictures import plot_reward_curve
 from scripts.reports.report import report_runs
-from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
+from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, change_rows, write_run, write_scored
 
 
 class Reader(HTMLParser):
@@ -49,19 +50,16 @@ def read(path):
 
 def add_looks(folder, levels):
     """Note looks in a folder of videos: all of one level, of each video its own."""
-    lines = (folder / "scores.jsonl").read_text().splitlines()
-    looks = [{"looks": dict.fromkeys(LOOKS, level)} for level in levels]
-    rows = [json.loads(line) | more for line, more in zip(lines, looks, strict=True)]
-    (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    looks = iter([{"looks": dict.fromkeys(LOOKS, level)} for level in levels])
+    change_rows(folder / "scores.jsonl", lambda row: row | next(looks))
 
 
 def test_a_report_shows_the_group_that_teaches_most_of_the_first_and_the_last_kept_round(tmp_path):
     run = write_run(tmp_path / "run", samples={30: 0.5})
     write_scored(run / "rollouts" / "step_10", ["middle"] * 9, [*range(9)])
     write_scored(run / "rollouts" / "step_20", ["alike"] * 10 + ["apart"] * 10, [*[5.0] * 9, 5.1, *range(9), None])
-    rows = [json.loads(line) for line in (run / "rollouts" / "step_20" / "scores.jsonl").read_text().splitlines()]
-    lines = [json.dumps(row | {"advantage": number - 14.5}) + "\n" for number, row in enumerate(rows)]
-    (run / "rollouts" / "step_20" / "scores.jsonl").write_text("".join(lines))
+    numbers = count()
+    change_rows(run / "rollouts" / "step_20" / "scores.jsonl", lambda row: row | {"advantage": next(numbers) - 14.5})
     page = read(report_runs([run], run / "report.html"))
     group = page.text.split("Round after update 20")[1].split("Trust region")[0]
     assert "First round" not in page.text  # its prompts have one video each, which teach nothing
@@ -217,8 +215,7 @@ PARTS = {
 @pytest.mark.parametrize(("logged", "charts"), PARTS.values(), ids=PARTS)
 def test_what_only_some_runs_log_is_drawn_for_these_alone(tmp_path, logged, charts):
     runs = [write_run(tmp_path / name, num_updates=3, samples={0: 0.1, 3: 0.2}) for name in ("plain", "more")]
-    rows = [json.loads(line) | logged for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
-    (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(runs[1] / "metrics.jsonl", lambda row: row | logged)
     plain, more = (charts_of(read(report_runs([run], run / "report.html"))) for run in runs)
     assert more == plain | charts and not plain.keys() & charts.keys()
 
@@ -318,12 +315,9 @@ def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
 @pytest.mark.parametrize("values", [(1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
 def test_numbers_whose_sums_no_float_holds_are_left_out_of_curves_and_means(tmp_path, name, values):
     run = write_run(tmp_path / "run", num_updates=12, samples={0: 0.0, 12: 1.0})
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    text = "".join(json.dumps(row | {name: values[row["step"] % 2]}) + "\n" for row in rows)
-    (run / "metrics.jsonl").write_text(text)
-    scores = run / "samples" / "step_12" / "scores.jsonl"
-    scored = [json.loads(line) for line in scores.read_text().splitlines()]
-    scores.write_text("".join(json.dumps(row | {"VQ": values[n % 2]}) + "\n" for n, row in enumerate(scored)))
+    change_rows(run / "metrics.jsonl", lambda row: row | {name: values[row["step"] % 2]})
+    alternating = cycle(values)
+    change_rows(run / "samples" / "step_12" / "scores.jsonl", lambda row: row | {"VQ": next(alternating)})
     page = read(report_runs([run], run / "report.html"))
     assert page.tags.count("figure") > 10
     if name != "reward/mean":

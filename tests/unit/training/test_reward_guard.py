@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import random
 import re
 import shutil
+import signal
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ from hyvideo.training import guard as guards
 from hyvideo.training.guard import HALF, ROLLBACK_RATE, Look, RewardGuard, RewardWatch
 from hyvideo.training.run import Run
 from scripts.reports.run_record import read_run
-from tests.support.equal_runs import rows_of, tensors_of
+from tests.support.equal_runs import assert_identical, rows_of, tensors_of
+from tests.support.ranks import run_on_ranks
 from tests.support.rewards import BRIGHTNESS, GUARDED, Brightness
-from tests.support.run_folders import write_run
-from tests.support.training import PROMPTS, arguments, training_of, weights_of, write_prompts
+from tests.support.run_folders import change_rows, write_run
+from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, weights_of, write_prompts
 
 
 def looks(rng: np.random.Generator, count: int, reward: float, judge: float, videos: int = 32) -> list[Look]:
@@ -121,11 +125,9 @@ def test_a_spread_that_falls_below_its_share_of_the_base_stops_the_run_or_warns_
     settings = {"reward_guard": None, "drift_guard": ["border=0.5", "motion=0.1"], "reward_guard_action": action}
     training = guarded("alike", **settings, max_steps=1)
     assert training.train() is None  # in one update nothing falls so far
-    base = training.folder.samples / "step_0" / "scores.jsonl"
-    rows = [json.loads(line) for line in base.read_text().splitlines()]
-    for number, row in enumerate(rows):  # as if the base's borders had differed far more
-        row["looks"]["border"] = 0.9 * (number % 2)
-    base.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    base, borders = training.folder.samples / "step_0" / "scores.jsonl", cycle((0.0, 0.9))
+    # as if the base's borders had differed far more
+    change_rows(base, lambda row: row | {"looks": row["looks"] | {"border": next(borders)}})
     training.journal.metrics.close()
     training = guarded("alike", **settings, max_steps=3, resume_from_checkpoint="latest")
     assert training.train() == (None if action == "warn" else "drift_guard")
@@ -230,6 +232,45 @@ def test_a_rollback_goes_on_from_the_best_at_a_lower_rate(guarded):
     rates = [row["lr"] for row in rows]
     assert rates == pytest.approx([5e-3] * at + [5e-3 * ROLLBACK_RATE] * (len(rates) - at)) and 0 < at < len(rates)
     assert named_checkpoint(folder.checkpoints / BEST) in checkpoints_of(folder.checkpoints)
+
+
+def train(argv: list[str], killed_after: int | None = None) -> None:
+    """Train a run; every rank is killed when it has made as many updates, before it saves the last one."""
+    guards.ALPHA = 0.9  # in a process of its own
+    training = training_of(argv)
+    run, log = training, training.log
+
+    def log_or_die(*args: object) -> None:
+        if run.state.step == killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log(*args)
+
+    run.log = log_or_die
+    training.train()
+
+
+def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_path: Path):
+    prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
+    bright = {"sub_reward": {"brightness": 1.0}}
+    settings = GUARDED | {
+        "reward_config": json.dumps({"models": {BRIGHTNESS: bright, "moving_shapes": {"sub_reward": {"MQ": 0.1}}}}),
+        "reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": -1.0}}}}),
+        **{"reward_guard_action": "rollback", "batch_size": 2, "save_interval": 1, "keep_last": 2, "max_steps": 5},
+    }
+    whole, killed, resumed = (
+        arguments(REPOSITORY / "assets" / "tiny", prompts, tmp_path / name, **settings, **changes)
+        for name, changes in (("whole", {}), ("parts", {}), ("parts", {"resume_from_checkpoint": "latest"}))
+    )
+    run_on_ranks(2, train, whole)
+    with pytest.raises(AssertionError, match="rank 1: ended without a result"):
+        run_on_ranks(2, train, killed, 4)
+    assert len(rows_of(tmp_path / "parts")) == 3
+    run_on_ranks(2, train, resumed)
+    assert_identical(tmp_path / "parts", tmp_path / "whole")
+    rows = rows_of(tmp_path / "whole")
+    assert len({row["lr"] for row in rows}) == 2, "no rollback"
+    best = [named_checkpoint(tmp_path / name / "checkpoints" / BEST).name for name in ("parts", "whole")]
+    assert best[0] == best[1]
 
 
 ROUNDS = 2 * HALF

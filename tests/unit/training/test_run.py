@@ -125,9 +125,7 @@ def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_
 
 
 @pytest.mark.parametrize(("number", "step", "saved"), [(signal.SIGINT, 1, ["step_2"]), (signal.SIGUSR1, 0, [])])
-def test_ctrl_c_in_the_rollout_lets_the_round_end_and_a_preemption_before_all_saves_nothing(
-    make_training, monkeypatch, number: signal.Signals, step: int, saved: list[str]
-):
+def test_ctrl_c_lets_the_round_end_and_an_early_preemption_saves_none(make_training, monkeypatch, number, step, saved):
     training = make_training(max_steps=9)
     interrupt_rollout(training, monkeypatch, number, step)
     assert training.train() == number.name and saved_steps(training) == saved

@@ -70,9 +70,7 @@ def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, video
 
 
 @pytest.mark.parametrize(("kind", "name", "divisor"), [(ClipScore, "clip_score", 30), (PickScore, "pick_score", 26)])
-def test_the_published_scale_is_the_networks_logit_over_the_scorers_divisor(
-    kind, name, divisor, checkpoint, videos, tmp_path, capsys
-):
+def test_the_published_scale_is_the_logit_over_a_divisor(kind, name, divisor, checkpoint, videos, tmp_path, capsys):
     reward = kind(RewardContext(), str(checkpoint), num_frames=3, scale="published")
     network = CLIPModel.from_pretrained(checkpoint)
     cosines = [library_logits(checkpoint, video, prompt) for video, prompt in zip(videos, PROMPTS, strict=True)]
