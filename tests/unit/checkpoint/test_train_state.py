@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -336,3 +337,48 @@ def test_a_checkpoint_of_the_original_script_is_refused_with_the_command_that_co
     (tmp_path / "checkpoint-7" / "transformer" / ".metadata").touch()
     with pytest.raises(ValueError, match="Convert it once: python -m scripts.convert_release_checkpoint"):
         check_checkpoint(tmp_path / "checkpoint-7" / name)
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Flip a bit, cut the end off, write a page of zeros, or append something."""
+    place = chance.randrange(len(content))
+    before, after = content[:place], content[place + 1 :]
+    zeros = bytes(min(512, len(content) - place))
+    flipped = before + bytes([content[place] ^ 1 << chance.randrange(8)]) + after
+    longer = content + chance.randbytes(chance.randrange(1, 64))
+    return chance.choice((flipped, before, before + zeros + content[place + 512 :], longer))
+
+
+def load(checkpoints: Path) -> None:
+    """Load as a resumed run does and compare with what was saved; a ValueError says that damage was found."""
+    found = latest_checkpoint(checkpoints)
+    assert found is not None and found.name in ("step_1", "step_2")
+    facts = train_state.read_facts(found)
+    verify_files(found)
+    assert facts.items() >= {"round": facts["step"] * 2, "text": "ü"}.items()
+    assert_whole(found, facts["step"])
+
+
+def inject(checkpoint: Path, count: int) -> int:
+    """Damage one file `count` times, restoring it after each; returns how often the damage was found."""
+    chance, found = random.Random(0), 0
+    files = [*sorted(path for path in checkpoint.iterdir() if path.is_file()), checkpoint.parent / "latest"]
+    for number in range(count):
+        path = files[number % len(files)]
+        content = path.read_bytes()
+        path.write_bytes(changed := damaged(content, chance))
+        try:
+            load(checkpoint.parent)
+        except ValueError as error:
+            found += 1
+            assert str(checkpoint.parent) in str(error)
+        else:
+            assert changed == content or path.name in (MANIFEST, "latest"), f"damage {number}, of {path.name}, passed"
+        path.write_bytes(content)
+    load(checkpoint.parent)
+    return found
+
+
+@pytest.mark.parametrize(("count", "least"), [(60, 50), pytest.param(5000, 4000, marks=pytest.mark.slow)])
+def test_whatever_happens_to_the_bytes_of_a_checkpoint_is_found_or_harmless(tmp_path, count, least):
+    assert inject(save(tmp_path / "checkpoints", 1, 2), count) >= least
