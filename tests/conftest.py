@@ -86,9 +86,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_training(
-    no_encoding: None, tiny_root: Path, prompts_csv: Path, tmp_path: Path
-) -> Iterator[Callable[..., Run]]:
+def make_training(no_encoding, tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Build trainers of the tiny model; keywords are settings, each training gets a run folder of its own."""
     made = []
 

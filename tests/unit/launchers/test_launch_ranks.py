@@ -86,9 +86,8 @@ def test_no_rank_is_left_however_often_one_asks(tmp_path: Path):
         "time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "scripts.post_train.launch_ranks", "--standalone", "--nproc_per_node=2", script]
-    launcher = subprocess.Popen(
-        command, cwd=REPOSITORY, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    )
+    listening = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, **listening)
     written = [tmp_path / "0", tmp_path / "1"]
     while not all(path.is_file() and path.read_text() for path in written):
         assert launcher.poll() is None

@@ -196,9 +196,8 @@ def test_an_invalid_host_name_is_refused(project, node):
     assert not list(project.glob("got.*"))
 
 
-EMPTY = (
-    "the node list is empty: set NODE_IP_LIST, for example to 10.0.0.1,10.0.0.2, or HOSTFILE to a file with one node"
-)
+EMPTY = "the node list is empty: set NODE_IP_LIST, for example to 10.0.0.1,10.0.0.2, "
+EMPTY += "or HOSTFILE to a file with one node"
 WRONG = [
     ("STOP_GRACE", "soon", "STOP_GRACE must be a whole number from 0 to 31536000"),
     ("PASS_ENV", "NO_SUCH_NAME", "PASS_ENV names 'NO_SUCH_NAME'"),

@@ -48,9 +48,7 @@ def test_a_stuck_rank_prints_phase_and_stacks_and_one_that_moves_nothing(tmp_pat
     assert all((said in text) == stuck for said in ("rank 3: ", "in wait_for_a_server", "Current thread"))
 
 
-def run_rounds(
-    folder: Path, count: int, *, num_updates: int, updates_per_round=1, passes=1, rank=0, seconds=0.02
-) -> list[bool]:
+def run_rounds(folder: Path, count: int, *, num_updates: int, updates_per_round=1, passes=1, rank=0, seconds=0.02):
     """Go through rounds of a rollout that sleeps and multiplies and updates; return when the profile was finished."""
     timer, finished, transformer = PhaseTimer("cpu"), [], nn.Linear(64, 64)
     profile = Profile(folder, rank=rank, num_updates=num_updates, timer=timer, transformer=transformer)

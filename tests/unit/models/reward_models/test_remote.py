@@ -230,9 +230,7 @@ class GatedBrightness(Brightness):
         return super().__call__(videos, prompts)
 
 
-def ask(
-    url: str, contents: Sequence[bytes] = (), reward: str = "brightness", timeout: float | None = 5.0, **request: object
-) -> httpx.Response:
+def ask(url: str, contents: Sequence[bytes] = (), reward="brightness", timeout=5.0, **request: Any) -> httpx.Response:
     files = [("videos", (str(index), content)) for index, content in enumerate(contents)]
     files = files or [("unused", ("0", b""))]  # a form with a field alone would not be multipart
     return httpx.post(f"{url}/score/{reward}", data={"request": json.dumps(request)}, files=files, timeout=timeout)

@@ -233,9 +233,8 @@ def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do
 def test_one_name_is_one_reward_and_the_log_line_says_what_is_scored_and_how():
     with pytest.raises(ValueError, match="'moving_shapes' is MovingShapesReward already"):
         register_reward("moving_shapes")(RewardModel)
-    config = several(
-        moving_shapes={"sub_reward": {"TA": 1.0}}, file_brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}}
-    )
+    halved = {"weight": 0.5, "sub_reward": {"brightness": 2.0}}
+    config = several(moving_shapes={"sub_reward": {"TA": 1.0}}, file_brightness=halved)
     assert get_reward_fn(config).describe() == (
         "moving_shapes (VQ, MQ, TA); file_brightness (brightness, length, through mp4); total = 1 TA + 1 brightness"
     )
