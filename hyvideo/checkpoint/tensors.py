@@ -23,7 +23,7 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import (
@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from hyvideo.config.outside import read_file
+from hyvideo.config.outside import as_value_error, read_file
 from hyvideo.data.files import write_synced
 from hyvideo.distributed.collectives import all_or_none, as_shard_of, gather, local_shard
 
@@ -273,14 +273,12 @@ def write_manifest(folder: Path, files: Mapping[str, FileRecord], tensors: Mappi
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished checkpoint; a ValueError unless its files are there and have their sizes."""
-    try:
+    what = f"'{folder}' is not a finished checkpoint: its {MANIFEST} cannot be read"
+    with as_value_error(what, OSError, ValueError):
         manifest = Manifest.model_validate_json(read_file(folder / MANIFEST))
         for name in manifest.files:
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(f"{name!r} lies outside the checkpoint")
-    except (OSError, ValueError) as error:
-        said = f"{error.error_count()} faults" if isinstance(error, ValidationError) else error
-        raise ValueError(f"'{folder}' is not a finished checkpoint: its {MANIFEST} cannot be read ({said}).") from error
     for name, record in manifest.files.items():
         size = _size_of(folder / name)
         if size != record.size:
@@ -293,10 +291,9 @@ def verify_files(folder: Path) -> None:
     """Raise a ValueError on all ranks unless a finished checkpoint has exactly the files of its manifest, unchanged."""
     with all_or_none():
         expected = read_manifest(folder).files
-    try:
+    advice = "Pass another checkpoint, or check the disk."
+    with as_value_error(f"'{folder}' cannot be read", OSError, ValueError, advice=advice):
         received = hash_files(folder)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"'{folder}' cannot be read ({error}). Pass another checkpoint, or check the disk.") from error
     if surplus := sorted(received.keys() - expected.keys()):
         raise ValueError(_damaged(folder, surplus[0], f"is not in its {MANIFEST}; move it away if you put it there"))
     for name, record in expected.items():

@@ -26,7 +26,7 @@ from pydantic_core import from_json
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hyvideo.checkpoint.tensors import TensorPlanner, Tensors, TensorWriter, cause, host_copies
-from hyvideo.config.outside import read_file
+from hyvideo.config.outside import as_value_error, read_file
 from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
 
@@ -262,10 +262,8 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     received = facts.get("format") if isinstance(facts, dict) else None
     if received != FORMAT:
         raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads format {FORMAT}.")
-    try:
+    with as_value_error(f"'{checkpoint}' has a damaged {FACTS}", ValueError):
         return _Facts.model_validate(facts).model_dump(exclude_unset=True)
-    except ValueError as error:
-        raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
 
 
 @contextmanager

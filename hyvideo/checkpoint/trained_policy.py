@@ -9,6 +9,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.tensors import StoredTensors, load_tensors
 from hyvideo.checkpoint.train_state import FACTS, named_checkpoint, read_facts
+from hyvideo.config.outside import as_value_error
 from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, base_weight, check_lora, lora_config, without_memory
 
 
@@ -26,11 +27,9 @@ def load_trained_policy(
     if not {"lora", "trained"} <= set(facts):
         raise ValueError(f"'{checkpoint}' does not say what was trained: its facts.json lacks `lora` or `trained`.")
     if facts["lora"] is not None:
-        try:
+        with as_value_error(f"'{checkpoint}' has an adapter that does not fit this model", ValueError):
             _check_adapter(transformer, stored, facts)
             transformer.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
-        except ValueError as error:
-            raise ValueError(f"'{checkpoint}' has an adapter that does not fit this model: {error}") from error
     weights = dict(transformer.named_parameters())
     unknown = sorted(set(facts["trained"]) - set(weights))
     if unknown:

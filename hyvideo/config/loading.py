@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hyvideo.config.flags import ALIASES, BOOLEANS, ELSEWHERE, OWN_SIZES, SYNONYMS, WITHOUT_EFFECT, build_parser
-from hyvideo.config.outside import complain, read_file, with_home
+from hyvideo.config.outside import as_value_error, complain, read_file, with_home
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
 
@@ -104,11 +104,8 @@ def _aliases_first(item: tuple[str, object]) -> bool:
 
 def _entries(path: str | Path) -> Iterator[tuple[str, str, object]]:
     """Yield (where it stands, name, value) of every setting and alias in a YAML file, which may be empty."""
-    try:
+    with as_value_error(f"config file '{path}' cannot be read as YAML settings", *_UNREADABLE):
         content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(read_file(path))), resolve=False)
-    except _UNREADABLE as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
     if any(isinstance(leaf, int) and leaf.bit_length() > 10_000 for leaf in _leaves(content)):

@@ -6,9 +6,12 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic_core import ValidationError
 
 T = TypeVar("T")
 
@@ -30,15 +33,22 @@ def read_file(path: str | Path, most: int | None = 2**27) -> bytes:
     return content
 
 
+@contextmanager
+def as_value_error(what: str, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raise an error of these kinds as a ValueError: what could not be done, why, and what to do about it."""
+    try:
+        yield
+    except kinds as error:
+        named = isinstance(error, OSError) and error.filename and str(error.filename) in what
+        reason = error.strerror if named else in_words(error)
+        raise ValueError(f"{what}: {reason}{advice and f'. {advice}'}") from error
+
+
 def check_files(folder: str | Path) -> None:
     """Raise a ValueError for a folder with a pipe, socket or device, or a link to one: a library would wait for it."""
     for path in Path(folder).rglob("*"):
-        try:
-            check_file(path)
-        except FileNotFoundError:
-            pass  # a link to nothing, which nobody may need
-        except OSError as error:
-            raise ValueError(f"'{path}' cannot be used: {error.strerror}.") from error
+        with as_value_error(f"'{path}' cannot be used", OSError), suppress(FileNotFoundError):
+            check_file(path)  # a link to nothing is none that anybody needs
 
 
 def with_home(value: Any) -> Any:
@@ -60,7 +70,10 @@ def printable(text: object) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error says; of an error of the system the file and the reason, in this order."""
+    """Return what an error says; of the system's the file and the reason, of pydantic's its first faults and places."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False)[:5]
+        return "; ".join(f"{'.'.join(map(str, fault['loc'])):.200}: {fault['msg']}".lstrip(": ") for fault in faults)
     named = isinstance(error, OSError) and error.filename is not None and error.strerror
     return f"'{error.filename}': {error.strerror}" if named else str(error)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, field_validator
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.data.prompts import prompt_rows
 
 COLUMN = "checks"
@@ -32,15 +33,9 @@ CHECKS = TypeAdapter(Annotated[tuple[Check, ...], Field(min_length=1)])
 
 def parse_checks(cell: str) -> tuple[Check, ...]:
     """Read the checks of one cell, none from an empty one; a ValueError if it is not as `COLUMN` says."""
-    try:
+    what = f'expected [{{"question": "...", "answer": "yes" or "no"}}, ...]; received {cell!r:.120}'
+    with as_value_error(what, ValidationError):
         return CHECKS.validate_json(cell) if cell else ()
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = "".join(f"[{name!r}]" for name in fault["loc"])
-        raise ValueError(
-            f'expected [{{"question": "...", "answer": "yes" or "no"}}, ...]; received {cell!r:.120}: '
-            f"{place} {fault['msg']}"
-        ) from error
 
 
 def read_checks(paths: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageOps
 
-from hyvideo.config.outside import check_file
+from hyvideo.config.outside import as_value_error, check_file
 from hyvideo.data.prompts import Prompt
 
 _UNREADABLE = (
@@ -20,7 +20,9 @@ def read_image(path: str) -> Image.Image:
 
     A file that is missing, not an image, damaged, of 16 bits, or larger than Pillow allows is a ValueError.
     """
-    try:
+    with as_value_error(
+        f"image '{path}' cannot be read", *_UNREADABLE, advice="Expected a whole PNG, JPEG or WebP file."
+    ):
         check_file(path)
         with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:  # rarely used ones have a history of bugs
             if image.mode.startswith("I"):
@@ -29,8 +31,6 @@ def read_image(path: str) -> Image.Image:
             if seen.mode == "RGBA":  # whatever colour lies hidden there
                 seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
             return seen.convert("RGB")
-    except _UNREADABLE as error:
-        raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
 
 def check_images(prompts: Sequence[Prompt]) -> None:

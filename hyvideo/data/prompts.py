@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic_core import from_json, to_json
 
-from hyvideo.config.outside import read_file, with_home
+from hyvideo.config.outside import as_value_error, read_file, with_home
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
     All images must lie in `image_root`, links followed, if it is given. A ValueError names file and line of whatever
     is missing, malformed or there twice.
     """
-    if not paths:
-        raise ValueError("no prompts given: name at least one .txt, .csv or .jsonl file")
     prompts: list[Prompt] = []
     first_use: dict[int, str] = {}
     for path in map(Path, paths):
@@ -76,14 +74,13 @@ def prompt_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     It is `.txt` with a prompt in each line, `.jsonl` with an object in each, or else CSV with a header; UTF-8, with or
     without a byte order mark. Values that are not given are empty, and empty lines are skipped.
     """
-    try:
+    with as_value_error(f"prompt file {str(path)!r} cannot be read", OSError, ValueError):
         content = read_file(path, None)
+    try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8") from error
-    except (OSError, ValueError) as error:
-        raise ValueError(f"prompt file {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
     if (kind := path.suffix.lower()) not in (".txt", ".jsonl"):
         yield from _csv_rows(text, path)
         return
@@ -95,14 +92,10 @@ def prompt_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _json_row(line: str, where: str) -> dict[str, str]:
     """Read one object; values that are no text are as in a CSV: none is empty, a list is its JSON."""
-    try:
+    with as_value_error(f'{where}: expected a JSON object such as {{"prompt": "a cat", "seed": 1}}', ValueError):
         row = from_json(line)
         if not isinstance(row, dict) or "prompt" not in row:
             raise ValueError(f"received {line!r:.80}")
-    except ValueError as error:
-        raise ValueError(
-            f'{where}: expected a JSON object such as {{"prompt": "a cat", "seed": 1}}: {error}'
-        ) from error
     texts = {name: value if isinstance(value, str) else to_json(value).decode() for name, value in row.items()}
     return {name: "" if row[name] is None else text.strip() for name, text in texts.items()}
 
@@ -113,10 +106,8 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     header: list[str] | None = None
     while True:
         where = f"{path}, line {reader.line_num + 1}"
-        try:
+        with as_value_error(f"{where}: not proper CSV", csv.Error):
             cells = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(f"{where}: not proper CSV: {error}") from error
         if cells is None:
             return
         cells = [cell.strip() for cell in cells]

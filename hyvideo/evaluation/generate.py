@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
-from hyvideo.config.outside import complain, printable
+from hyvideo.config.outside import as_value_error, complain, printable
 from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, check_task, read_image
@@ -135,12 +135,10 @@ def _with_rewritten_prompt(request: Request) -> Request:
     made = [note for note in notes if (note.get("original_prompt"), note.get("rewrite_prompt")) == asked]
     text = next((note["prompt"] for note in made if isinstance(note.get("prompt"), str)), None)
     server = ChatServer(url, model, RewardContext(), "--rewrite_prompt")
-    try:
-        if text is None:
-            complain(f"generate.py: asking {model} to rewrite the prompt")
+    if text is None:
+        complain(f"generate.py: asking {model} to rewrite the prompt")
+        with as_value_error("--rewrite_prompt", Fault, RewardFailureError):
             text = rewritten(server, INSTRUCTION.read_text(encoding="utf-8"), arguments.prompt)
-    except (Fault, RewardFailureError) as error:
-        raise ValueError(f"--rewrite_prompt: {error}") from error
     print(printable(f"rewritten: {text}"), flush=True)
     return replace(request, jobs=[replace(job, prompt=replace(job.prompt, text=text)) for job in request.jobs])
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
 
@@ -77,12 +78,9 @@ def _rows(path: Path) -> list[_Row]:
         path.write_bytes(b"".join(line + b"\n" for line in lines))
     rows = []
     for number, line in enumerate(lines, 1):
-        try:
+        what = f"{path}, line {number}: not a row of scores; delete it and they are made again"
+        with as_value_error(what, ValueError):
             rows.append(_Row.model_validate_json(line))
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: not a row of scores; delete it and they are made again ({error})."
-            ) from error
     return rows
 
 

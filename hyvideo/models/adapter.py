@@ -23,7 +23,7 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from hyvideo.config.outside import read_file
+from hyvideo.config.outside import as_value_error, read_file
 from hyvideo.config.schema import ModelConfig
 from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
@@ -162,11 +162,9 @@ def check_lora(path: str | Path) -> Path:
 
 def _readable(path: Path) -> Path:
     """Return a safetensors file that is whole, or raise a ValueError; of its weights nothing is read."""
-    try:
-        with safe_open(path, framework="pt"):
-            return path
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"lora path: '{path}' is no whole safetensors file ({error}): download it again.") from error
+    what = f"lora path: '{path}' is no whole safetensors file"
+    with as_value_error(what, SafetensorError, OSError, advice="Download it again."), safe_open(path, framework="pt"):
+        return path
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyvideo.config.outside import as_value_error
+
 REFINER = ("context_embedder.token_refiner.refiner_blocks.#", "txt_in.individual_token_refiner.blocks.#")
 BLOCK = ("transformer_blocks.#", "double_blocks.#")
 
@@ -217,7 +219,11 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
             f"'{where}' describes a network this project has no code for: {'; '.join(different)}. "
             "Expected one of the published HunyuanVideo-1.5 text- or image-to-video versions."
         )
-    try:
+    advice = (
+        "Expected the config.json of a published HunyuanVideo-1.5 text- or image-to-video version; download it again."
+    )
+    kinds = (KeyError, TypeError, IndexError, ValueError, ArithmeticError)
+    with as_value_error(f"'{where}' lacks or does not understand", *kinds, advice=advice):
         sizes = {ours: original[theirs] for theirs, ours in _SIZES.items()}
         if not all(size > 0 for size in sizes.values()):
             raise ValueError(f"sizes like {sizes}")
@@ -236,11 +242,6 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
             "task_type": {"t2v": "t2v", "i2v": "i2v"}[task],
             "use_meanflow": bool(original.get("use_meanflow", False)),
         }
-    except (KeyError, TypeError, IndexError, ValueError, ArithmeticError) as error:
-        raise ValueError(
-            f"'{where}' lacks or does not understand {error}. Expected the config.json of a published HunyuanVideo-1.5 "
-            "text- or image-to-video version; download it again."
-        ) from error
 
 
 def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanV
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 from torch import Tensor, nn
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.parallelize import compile_blocks
 
@@ -31,10 +32,8 @@ def check_backend(name: str) -> None:
     known = [backend.value for backend in AttentionBackendName if not backend.value.endswith("_hub")]
     if name not in known:
         raise ValueError(f"--attention_backend: expected one of {', '.join(known)}; received {name!r}.")
-    try:
+    with as_value_error(f"--attention_backend {name}", RuntimeError):
         _check_attention_backend_requirements(AttentionBackendName(name))
-    except RuntimeError as error:
-        raise ValueError(f"--attention_backend {name}: {error}") from None
     if not torch.cuda.is_available() and name not in ("native", "_native_math"):
         raise ValueError(f"--attention_backend {name} needs a GPU; this machine shows none.")
 

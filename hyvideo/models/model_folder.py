@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from hyvideo.config.outside import check_files, read_file
+from hyvideo.config.outside import as_value_error, check_files, read_file
 
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, to which an image-to-video model adds two."""
@@ -235,15 +235,14 @@ def _growth(normalizer: Any) -> float:
 
 def read_index(path: Path) -> dict[str, str]:
     """Return tensor -> file name as an index of weights says; a ValueError if it names what does not lie beside it."""
-    try:
+    kinds = (OSError, ValueError, KeyError, TypeError)
+    with as_value_error(f"'{path}' is not a readable index of weights", *kinds, advice="Download it again."):
         weight_map = dict(from_json(read_file(path))["weight_map"])
         for file in weight_map.values():
             safe = ".safetensors." in path.name
             if not (_is_beside(file) and (file.endswith(".safetensors") or not safe)):
                 raise ValueError(f"expected the name of a *.safetensors file beside it, received {file!r:.80}")
         return weight_map
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{path}' is not a readable index of weights ({error!r}). Download it again.") from error
 
 
 def _is_beside(name: object) -> bool:
@@ -281,10 +280,9 @@ def readable(path: Path, what: str) -> Iterator[None]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file; a ValueError if it is no object, or no file (a pipe would block)."""
-    try:
+    advice = "Download it again (checkpoints-download.md)."
+    with as_value_error(f"Cannot read '{path}'", OSError, ValueError, advice=advice):
         content = from_json(read_file(path))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"Cannot read '{path}': {error}. Download it again (checkpoints-download.md).") from error
     if not isinstance(content, dict):
         raise ValueError(f"'{path}': expected a JSON object; received {content!r:.80}.")
     return content

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hyvideo.config.outside import check_file
+from hyvideo.config.outside import as_value_error, check_file
 from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.model_folder import read_index, readable
 
@@ -133,14 +133,11 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
 
 def _opened(path: Path) -> safe_open:
     """Open a file whose header and length are right."""
-    try:
+    what = f"Cannot read '{path}', {path.stat().st_size:,} bytes"
+    advice = "The file is incomplete or damaged; download it again."
+    with as_value_error(what, OSError, SafetensorError, advice=advice):
         check_file(path)
         return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"Cannot read '{path}', {path.stat().st_size:,} bytes: {error}. The file is incomplete or damaged; "
-            "download it again."
-        ) from error
 
 
 LISTED = 100

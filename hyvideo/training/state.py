@@ -16,6 +16,7 @@ from hyvideo.algorithms.algorithm import Algorithm
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, require_dtypes, verify_files
 from hyvideo.checkpoint.train_state import PendingSave, SaveError, begin_save, latest_checkpoint, read_facts
+from hyvideo.config.outside import as_value_error
 from hyvideo.config.settings import SETTINGS
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
@@ -159,7 +160,8 @@ class RunState:
         # A run that was begun without a GPU has no state of its generator.
         tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
         load_tensors(stored, tensors)
-        try:
+        kinds = (ArithmeticError, LookupError, TypeError, ValueError)
+        with as_value_error(f"'{checkpoint}' lacks facts that this run needs to continue", *kinds):
             self._take_over(tensors, facts)
             self.sampler.load_state_dict(facts["sampler"])
             self.optimization.updates = facts["step"]
@@ -167,8 +169,6 @@ class RunState:
             self.began_at = facts.get("began_at", 0)
             if self.guard and "guard" in facts:
                 self.guard.load(facts["guard"])
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"'{checkpoint}' lacks facts that this run needs to continue: {error!r}.") from error
         set_rng_state(tensors["rng"])
         return changed
 

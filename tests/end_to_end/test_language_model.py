@@ -115,8 +115,8 @@ def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
     bad.write_text('prompt,checks\na,nothing\nb,\nc,"[{""question"": ""x?"", ""answer"": ""maybe""}]"\n')
     assert make_checks(["--validate", str(bad)]) == 2
     told = capsys.readouterr().err
-    assert "line 2: checks: expected [{" in told and "'nothing':  Invalid JSON" in told
-    assert "line 4: checks: expected [{" in told and "[0]['answer'] Input should be 'yes' or 'no'" in told
+    assert "line 2: checks: expected [{" in told and "'nothing': Invalid JSON" in told
+    assert "line 4: checks: expected [{" in told and "0.answer: Input should be 'yes' or 'no'" in told
     writes = ["--prompts_csv", str(bad), "--output", str(tmp_path / "new.csv")]
     assert make_checks([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
     assert "bad.csv, line 2: checks: expected [{" in capsys.readouterr().err

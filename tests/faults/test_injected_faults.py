@@ -155,7 +155,7 @@ FAULTS = {
     "the encoder raises": Fault(inside("the encoder raises", most_calls=2), FAILED, "encoders failed at the prompt '"),
     "the decoder runs out of memory": Fault(inside("the decoder runs out of memory"), FAILED, "out of GPU memory on"),
     "a file cannot be read back": Fault(
-        inside("a file cannot be read back"), (*FAILED, 2), "(Cannot save|cannot be read) .*Input/output error"
+        inside("a file cannot be read back"), (*FAILED, 2), "(Cannot save|cannot be read).* Input/output error"
     ),
     "the clock jumps": Fault(inside("the clock jumps", most_updates=4), (PREEMPTED,), "saved and stopped after step"),
     "the disk is slow": Fault(inside("the disk is slow", most_updates=4), (PREEMPTED,), "saved and stopped after step"),

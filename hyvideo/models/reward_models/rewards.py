@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_answer, reward_class
@@ -68,12 +69,9 @@ def read_requested_rewards(config: RewardConfig, setting: str = "reward_config")
         setting, path = "reward_model", config.reward_checkpoint_path
         options = {} if path is None else {"checkpoint": path}
         given = {"models": {config.reward_model: {"sub_reward": config.reward_weights, "options": options}}}
-    try:
+    shape = '{"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}'
+    with as_value_error(f"{setting}: expected {shape}, with some of weight, options and url", ValidationError):
         entries = _Entries.model_validate(given).models
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        shape = '{"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}'
-        raise ValueError(f"{setting}: expected {shape}, with some of weight, options and url; {wrong}.") from error
     choices = []
     for name, entry in entries.items():
         url = entry.url if "url" in entry.model_fields_set else config.remote_reward_url

@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, local_folder, readable
 from hyvideo.models.reward_models.registry import (
@@ -124,10 +125,8 @@ class RemoteJudge:
 
     def __init__(self, url: str, model: str, max_pixels: int, context: RewardContext) -> None:
         self._server, self._max_pixels = ChatServer(url, model, context, "vlm_checks: server"), max_pixels
-        try:
+        with as_value_error("vlm_checks", Fault, RewardFailureError):
             self._first_token(torch.full((1, 56, 56, 3), 128, dtype=torch.uint8), "Is it grey? Yes or No.")
-        except (Fault, RewardFailureError) as error:
-            raise ValueError(f"vlm_checks: {error}") from error
 
     def yes(self, frames: Tensor, text: str) -> Tensor:
         """Return the probability of yes against no, 0-dim, for frames as above; a Fault where none can be had."""

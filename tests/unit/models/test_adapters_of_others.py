@@ -256,7 +256,7 @@ def test_a_file_that_is_not_there_or_not_whole_is_named_before_a_model_is_read(t
     path = write(PROGRAMS["musubi-tuner"], layers_of(original(network().state_dict())), tmp_path / "mine.safetensors")
     assert check_lora(path) == path
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"'{path}' is no whole safetensors file .*: download it again"):
+    with pytest.raises(ValueError, match=f"'{path}' is no whole safetensors file: .* Download it again"):
         check_lora(path)
 
 

@@ -131,7 +131,7 @@ ORIGINAL_CONFIGS = [
     ({"use_meanflow": True}, r"missing keys: time_r_in\.mlp\.0\.bias"),
     ({"guidance_embed": True}, "guidance_embed is True, expected False"),
     ({"mm_single_blocks_depth": 2}, "mm_single_blocks_depth is 2, expected 0"),
-    ({"ideal_resolution": "8k"}, "lacks or does not understand '8k'"),
+    ({"ideal_resolution": "8k"}, "lacks or does not understand: '8k'"),
     ({"patch_size": None}, "lacks or does not understand"),
 ]
 SHARD = "transformer/480p_i2v/diffusion_pytorch_model-0000{}-of-00003.safetensors"

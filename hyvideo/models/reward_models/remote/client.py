@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, Videos
 from hyvideo.models.reward_models.remote.exchange import SHOWN, Exchange, Fault
 from hyvideo.models.reward_models.remote.wire import (
@@ -36,10 +37,8 @@ class RemoteReward(RewardModel):
         self._name, self._url = name, url
         token = checked_token(os.environ.get(TOKEN_VARIABLE))
         self._server = Exchange(url, token, context, setting="remote_reward_url", variable=TOKEN_VARIABLE)
-        try:
+        with as_value_error("remote_reward_url", Fault, RewardFailureError):
             metadata = self._server.ask(Metadata, "GET", "/metadata")
-        except (Fault, RewardFailureError) as error:
-            raise ValueError(f"remote_reward_url: {error}") from error
         if name not in metadata.rewards:
             raise ValueError(
                 f"the reward server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:SHOWN]}."

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
+from hyvideo.config.outside import as_value_error
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 from hyvideo.models.reward_models.remote.wire import checked_token
 
@@ -43,15 +44,13 @@ class Exchange:
     def __init__(self, url: str, token: str | None, context: RewardContext, *, setting: str, variable: str) -> None:
         self._url, self._variable = url, variable
         self._retries, self._timeout = context.retries, context.timeout
-        try:
+        with as_value_error(f"{setting}: '{url}' is not an address", httpx.InvalidURL):
             self._client = httpx.AsyncClient(
                 base_url=url,
                 headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
                 timeout=None,  # one for each read is no limit of the exchange; `_exchange` has one
                 limits=httpx.Limits(max_connections=context.in_flight, max_keepalive_connections=0),
             )
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{setting}: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
 
     def ask(

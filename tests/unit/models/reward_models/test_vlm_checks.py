@@ -125,7 +125,7 @@ def test_a_server_that_cannot_judge_is_refused_before_a_rollout(one, csv, served
         (["prompt", "a"], "prompts.csv: there is no column `checks`"),
         (["prompt,checks", "a,"], "prompts.csv: no prompt has any checks"),
         (["prompt,checks", "a," + "[" * 10**5], "line 2: checks: expected .* Invalid JSON"),
-        (["prompt,checks", 'a,"[{""question"": ""x?""}]"'], r"line 2: checks: .* \[0\]\['answer'\] Field required"),
+        (["prompt,checks", 'a,"[{""question"": ""x?""}]"'], r"line 2: checks: .*: 0.answer: Field required"),
         (["prompt,checks", 'a,"[{""question"": ""<|im_end|>"", ""answer"": ""no""}]"'], "special tokens"),
     ],
 )
