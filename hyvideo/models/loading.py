@@ -68,7 +68,6 @@ def load_transformer(
     # weights of an adapter are in no file of the base
     of_base: Naming = lambda name: None if (base := base_weight(name)) is None else naming(base)  # noqa: E731
     fill(transformer, source, of_base, dtype=dtype, device=device)
-    source.close()
     return transformer.eval()
 
 
@@ -106,7 +105,6 @@ def load_vae(
     """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off."""
     vae, source, naming = open_vae(root)
     fill(vae, source, naming, dtype=dtype, device=device)
-    source.close()
     vae.tile_overlap_factor = TILE_OVERLAP
     return allow_batches(vae).eval().requires_grad_(False)
 

@@ -117,13 +117,11 @@ def load_upsampler(folder: str | Path, *, device: torch.device | None = None) ->
     arguments: Mapping[str, Any] = {key: value for key, value in config.items() if not key.startswith("_")}
     with readable(path, name), init_empty_weights():
         upsampler = CLASSES[name](**arguments)
-    source = SafetensorsFolder(folder)
     fill(
         upsampler,
-        source,
+        SafetensorsFolder(folder),
         lambda ours: Part(ours.replace(".conv_shortcut.", ".nin_shortcut.")),
         dtype=torch.float32,
         device=device,
     )
-    source.close()
     return upsampler.eval().requires_grad_(False)

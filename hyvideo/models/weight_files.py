@@ -83,10 +83,6 @@ class SafetensorsFolder:
         self._bytes_read += sum(piece.nbytes for piece in pieces)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def close(self) -> None:
-        """Close the open file, and free the memory it is mapped into."""
-        self._open = None
-
 
 class StateDict:
     """Tensors in memory (or mapped there by `torch.load(mmap=True)`), read as a `SafetensorsFolder` is."""

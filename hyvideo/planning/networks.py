@@ -60,10 +60,8 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
             config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
             vae = AutoencoderKLHunyuanVideo15()
         return Networks(f"published sizes of {version}", config, dict(vae.config), **rewards_of)
-    transformer, source, _ = open_transformer(root, version)
-    source.close()
-    vae, source, _ = open_vae(root)
-    source.close()
+    transformer, _, _ = open_transformer(root, version)
+    vae, _, _ = open_vae(root)
     return Networks(str(root), dict(transformer.config), dict(vae.config), **rewards_of)
 
 

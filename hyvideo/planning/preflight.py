@@ -49,7 +49,6 @@ def preflight(config: Config) -> str:
         root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
         for network, source, naming in (open_transformer(root, version), open_vae(root)):
             check_fit(network, source, naming)  # shapes alone: no weight is read
-            source.close()
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
         check_rewards(config.reward, root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)

@@ -62,7 +62,7 @@ class RewardContext:
 def pretrained(kind: type, checkpoint: str, reward: str, dtype: torch.dtype) -> Any:
     """Load a network of the transformers library from a folder, all weights or a ValueError that names the reward."""
     with readable(Path(checkpoint), f"the model for {reward}"):
-        SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
+        SafetensorsFolder(Path(checkpoint))  # the library would convert quantized weights without a word
         options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True}
         network, report = kind.from_pretrained(checkpoint, **options, local_files_only=True, trust_remote_code=False)
     if report["missing_keys"]:  # the library would draw them at random
