@@ -10,7 +10,9 @@ would be the same, the video is not made again.
 """
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
@@ -90,22 +92,40 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--attention_backend", help="attention of another package, e.g. flash, _flash_3 or sage")
     add_original_flags(parser)
     arguments = parser.parse_args(own_names(argv))
-    if arguments.eta is not None and arguments.sde_type == "ode":
-        raise ValueError("--eta is the noise of another --sde_type than ode: give one, or leave --eta out.")
-    for name in ("cfg_distilled", "enable_step_distill"):
-        if vars(arguments)[name] and (arguments.transformer_version or not arguments.resolution):
-            mend = "give --resolution, or --transformer_version alone"
-            raise ValueError(f"--{name} helps to name a version with --resolution, which nothing reads here: {mend}.")
     translate(arguments)
-    if not arguments.sr and arguments.sr_num_inference_steps is not None:
-        raise ValueError("--sr_num_inference_steps goes with --sr true.")
+    if wrong := list(_contradictions(arguments)):
+        raise ValueError(" ".join(wrong))
     arguments.save_pre_sr_video &= arguments.sr  # the release's command gives it with --sr false
     arguments.eta = 0.5 if arguments.eta is None else arguments.eta
-    if (arguments.prompt is None) == (arguments.prompts_csv is None):
-        raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")
     f"{arguments.prompt}{arguments.negative_prompt}".encode()  # a ValueError where the terminal sent other bytes
     check_layout(arguments.model_path, arguments.transformer_version)
     return arguments
+
+
+def _contradictions(given: argparse.Namespace) -> Iterator[str]:
+    """Yield what is missing, and what does not go with the other flags."""
+    if (given.prompt is None) == (given.prompts_csv is None):
+        yield "give one of --prompt and --prompts_csv (--help lists all flags)."
+    elif given.image_path and given.prompt is None:
+        yield "--image_path goes with --prompt; a CSV names images in its column ref_image_path."
+    if given.output_path is None:
+        yield "give --output_path: FILE.mp4, or a folder with --prompts_csv."
+    if given.eta is not None and given.sde_type == "ode":
+        yield "--eta is the noise of another --sde_type than ode: give one, or leave --eta out."
+    if given.sr_num_inference_steps is not None and not given.sr:
+        yield "--sr_num_inference_steps goes with --sr true."
+    if given.cache is not None and (given.sde_type != "ode" or given.sp_size > 1):
+        yield (
+            "--cache leaves blocks out, which a rollout never does, and processes that share a video may not all do: "
+            "give it without --sde_type and --sp_size."
+        )
+    if given.rewrite_prompt and (given.prompt is None or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+        yield (
+            "--rewrite_prompt goes with --prompt and one process: rewrite a CSV once, by scripts.rewrite_prompts, and "
+            "all processes sample the same texts."
+        )
+    if given.rewrite_prompt and given.image_path:
+        yield "--rewrite_prompt would describe another image than --image_path, which it does not see."
 
 
 def _or_none(text: str) -> str | None:

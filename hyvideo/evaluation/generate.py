@@ -156,28 +156,14 @@ def request_of(arguments: argparse.Namespace) -> Request:
     """Check what a command line names, but read no weights; a ValueError says what is wrong."""
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
-    if arguments.cache is not None and (arguments.sde_type != "ode" or arguments.sp_size > 1):
-        raise ValueError(
-            "--cache leaves blocks out, which a rollout never does, and processes that share a video may not all do: "
-            "give it without --sde_type and --sp_size."
-        )
     if arguments.attention_backend:
         check_backend(arguments.attention_backend)
     root = Path(arguments.model_path)
-    if arguments.rewrite_prompt and (arguments.prompt is None or int(os.environ.get("WORLD_SIZE", 1)) > 1):
-        raise ValueError(
-            "--rewrite_prompt goes with --prompt and one process: rewrite a CSV once, by scripts.rewrite_prompts, and "
-            "all processes sample the same texts."
-        )
-    if arguments.rewrite_prompt and arguments.image_path:
-        raise ValueError("--rewrite_prompt would describe another image than --image_path, which it does not see.")
     check_trained(arguments)
     arguments.seed = list(dict.fromkeys(arguments.seed))
     if arguments.prompt is not None:
         prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
         jobs = jobs_of_prompt(arguments.output_path, prompt, arguments.seed)
-    elif arguments.image_path:
-        raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
     else:
         jobs = jobs_of_csv(
             arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed, arguments.file_names

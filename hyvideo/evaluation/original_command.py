@@ -30,18 +30,12 @@ OURS = {
 }
 """Flags that switch on what one of ours does -> that flag and its value."""
 
-SLOWER = {
-    "use_fp8_gemm": "a GPU computes in bfloat16",
-}
-"""Flags that would only change speed or memory -> what happens instead."""
-
 IGNORED = (
     *("overlap_group_offloading", "save_generation_config", "dtype", "sage_blocks_range"),
     *("cache_type", "no_cache_block_id", "cache_start_step", "cache_end_step", "cache_step_interval", "total_steps"),
-    *("quant_type", "include_patterns"),
+    *("use_fp8_gemm", "quant_type", "include_patterns"),
 )
-"""Flags that only refine those above, or ask for what always happens."""
-
+"""Flags that only refine those above, change the speed alone, or ask for what always happens."""
 
 OF_TRAINING = {
     "pretrained_model_root": "model_path",
@@ -100,29 +94,33 @@ def add_original_flags(parser: argparse.ArgumentParser) -> None:
     for name in ("cfg_distilled", "enable_step_distill"):
         group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=False, metavar="BOOL")
     group.add_argument("--valid_video_csv", nargs="+", metavar="CSV", help="as --prompts_csv; wins over --prompt")
-    for name in (*NOT_HERE, *OURS, *SLOWER, *IGNORED):
+    for name in (*NOT_HERE, *OURS, *IGNORED):
         group.add_argument(f"--{name}", nargs="?", const="true", help=argparse.SUPPRESS)
 
 
 def translate(arguments: argparse.Namespace) -> None:
     """Turn the release's flags into ours, in place, and say on stderr which have no effect.
 
-    A flag that asks for what is not here is a ValueError that says what is there instead.
+    Flags that ask for what is not here, or contradict each other, are a ValueError that says what is there instead.
     """
-    theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *OURS, *SLOWER, *IGNORED)}
+    theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *OURS, *IGNORED)}
     asked = [name for name, value in theirs.items() if value is not None and BOOLEANS.get(value.lower(), True)]
-    if refused := [f"--{name} is not here. {NOT_HERE[name]}" for name in asked if name in NOT_HERE]:
-        raise ValueError(" ".join(refused))
-    for name in (name for name in OURS if theirs[name] is not None):
-        flag, value = OURS[name]
-        if theirs[name].lower() not in BOOLEANS:
-            raise ValueError(f"--{name}: expected true or false; received {theirs[name]!r}.")
-        if name in asked and getattr(arguments, flag) not in (None, False, value):
-            raise ValueError(f"--{name} means --{flag} {value}, but --{flag} is {getattr(arguments, flag)}: keep one.")
-        if name in asked:
-            setattr(arguments, flag, value)
     resolution, csvs = arguments.resolution, arguments.valid_video_csv or []
-    told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
+    wrong = [f"--{name} is not here. {NOT_HERE[name]}" for name in asked if name in NOT_HERE]
+    for name in ("cfg_distilled", "enable_step_distill"):
+        if vars(arguments)[name] and (arguments.transformer_version or not resolution):
+            mend = "give --resolution, or --transformer_version alone"
+            wrong.append(f"--{name} helps to name a version with --resolution, which nothing reads here: {mend}.")
+    for name, (flag, value) in OURS.items():
+        if theirs[name] is not None and theirs[name].lower() not in BOOLEANS:
+            wrong.append(f"--{name}: expected true or false; received {theirs[name]!r}.")
+        elif name in asked and getattr(arguments, flag) not in (None, False, value):
+            wrong.append(f"--{name} means --{flag} {value}, but --{flag} is {getattr(arguments, flag)}: keep one.")
+        elif name in asked:
+            setattr(arguments, flag, value)
+    if wrong:
+        raise ValueError(" ".join(wrong))
+    told = ["--use_fp8_gemm has no effect: a GPU computes in bfloat16."] if "use_fp8_gemm" in asked else []
     if theirs["dtype"] not in (None, "bf16"):
         told.append("--dtype has no effect: a GPU computes in bfloat16, a CPU in float32.")
     if resolution and arguments.sr is None:
@@ -144,9 +142,7 @@ def translate(arguments: argparse.Namespace) -> None:
         kind = "_step_distilled" if arguments.enable_step_distill else "_distilled" if arguments.cfg_distilled else ""
         task = "i2v" if arguments.image_path else "t2v"
         arguments.transformer_version = arguments.transformer_version or f"{resolution}_{task}{kind}"
-    if arguments.output_path is None:
-        if not resolution or arguments.prompt is None:
-            raise ValueError("give --output_path: FILE.mp4, or a folder with --prompts_csv.")
+    if arguments.output_path is None and resolution and arguments.prompt is not None:
         name = f"output_{arguments.transformer_version}_{datetime.now():%Y-%m-%d_%H-%M-%S}.mp4"
         arguments.output_path = Path("outputs") / name
     if arguments.checkpoint_path and Path(arguments.checkpoint_path).name == "transformer":
