@@ -496,11 +496,12 @@ def first_frame_channels(latents: Tensor, images: FirstFrames | None) -> Tensor:
 def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:
     """Refuse, by a ValueError, all but `temporal` n + 1 frames with sides that are multiples of `spatial` pixels."""
     fewer = max(num_frames - 1, 0) // temporal * temporal + 1
-    advice = "" if num_frames == fewer else f": take {fewer} or {fewer + temporal} frames"
-    if advice or any(side < spatial or side % spatial for side in size):
+    height, width = (max(1, round(side / spatial)) * spatial for side in size)
+    if num_frames != fewer or (height, width) != tuple(size):
+        frames = fewer if num_frames == fewer else f"{fewer} or {fewer + temporal}"
         raise ValueError(
-            f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
-            f"received {num_frames} frames of {size[0]}x{size[1]}{advice}."
+            f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; received "
+            f"{num_frames} frames of {size[0]}x{size[1]}: take {frames} frames of {height}x{width}."
         )
 
 

@@ -5,9 +5,8 @@ It asks the code that will run with the settings instead of repeating what that 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.models.reward_models.rewards import WeightedReward, read_requested_rewards
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import check_video_shape
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
@@ -41,22 +41,15 @@ MOST_EXCESS_NOISE = 1.15
 """How many times the schedule's noise the latents should hold at most on the way; the paper's sampler holds 1.11."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong: setting, expected, received, and what to do. An `error` stops the start; a `warning` does not."""
-
-    text: str
-    severity: Literal["error", "warning"] = "error"
-
-
-def check(
+def check_config(
     config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
-) -> list[Problem]:
-    """Look for settings that could not run, or contradict each other; without such, for those that are hardly meant.
+) -> list[str]:
+    """Refuse, by a ValueError that lists every error, settings that could not run, or contradict each other.
 
-    The VAE makes a latent element of `vae_spatial` pixels in height and width, and a latent frame of `vae_temporal`
-    frames, after the first. Without `files` neither the prompts nor the model's files nor a checkpoint to resume need
-    be there, and nothing is known of what is hardly meant.
+    Return warnings of those that are hardly meant. Either says setting, expected, received, and what to do. The VAE
+    makes a latent element of `vae_spatial` pixels in height and width, and a latent frame of `vae_temporal` frames,
+    after the first. Without `files` neither the prompts nor the model's files nor a checkpoint to resume need be there,
+    and nothing is known of what is hardly meant.
     """
     grpo = config.grpo
 
@@ -91,20 +84,10 @@ def check(
                 f"cfg_scale is {scale:g}, but {model.pretrained_transformer_version} is distilled: its guidance is in "
                 "its weights, and more of it spoils its videos. Set cfg_scale to 1."
             )
-    if errors or not files:
-        return [Problem(error) for error in errors]
-    return [Problem(warning, "warning") for warning in hardly_meant(config, known)]
-
-
-def check_config(
-    config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
-) -> list[str]:
-    """Refuse, by a ValueError that lists every error, what `check` finds wrong; return its warnings."""
-    problems = check(config, world_size, vae_spatial, vae_temporal, files=files)
-    if errors := [problem.text for problem in problems if problem.severity == "error"]:
+    if errors:
         listed = "\n".join(f"  - {error}" for error in errors)
         raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
-    return [problem.text for problem in problems]
+    return list(hardly_meant(config, known)) if files else []
 
 
 FELT_KL = 1e-4
@@ -186,34 +169,28 @@ def _refusals(cfg: Config, names: Sequence[str], ask: Callable[[], object]) -> I
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
-    """Frames and sizes that the VAE cannot encode."""
-    for name, frames in (
-        ("sample_n_frames", cfg.rollout.sample_n_frames),
-        ("validate_video_length", cfg.validation.validate_video_length),
-    ):
-        if frames >= 1 and (frames - 1) % vae_temporal:
-            lower = (frames - 1) // vae_temporal * vae_temporal + 1
-            yield f"{name} is {frames}, but must be {vae_temporal}n + 1: use {lower} or {lower + vae_temporal}"
-    for name, text, frames in (
-        ("rollout_size", cfg.rollout.rollout_size, cfg.rollout.sample_n_frames),
-        ("validation_fixed_size", cfg.validation.validation_fixed_size, cfg.validation.validate_video_length),
+    """Frames and sizes that the VAE cannot encode, and videos that are too large."""
+    rollout, validation = cfg.rollout, cfg.validation
+    for names, frames, text in (
+        ("sample_n_frames and rollout_size", rollout.sample_n_frames, rollout.rollout_size),
+        (
+            "validate_video_length and validation_fixed_size",
+            validation.validate_video_length,
+            validation.validation_fixed_size,
+        ),
     ):
         try:
             size = parse_size(text)
+            if frames >= 1:
+                check_video_shape(frames, size, temporal=vae_temporal, spatial=vae_spatial)
         except ValueError as error:
-            yield f"{name}: {error}"
-            continue
-        if any(side % vae_spatial for side in size):
-            height, width = (max(1, round(side / vae_spatial)) * vae_spatial for side in size)
-            yield (
-                f"{name} is {text}, but height and width must be multiples of {vae_spatial}, the VAE's factor: use "
-                f"{height}x{width}"
-            )
-        if (num_bytes := frames * math.prod(size) * 3) > MAX_VIDEO_BYTES:
-            yield (
-                f"{name} {text} with {frames} frames is {num_bytes / 2**30:,.1f} GiB per decoded video, but must be at "
-                f"most {MAX_VIDEO_BYTES / 2**30:.0f}: take fewer or smaller frames"
-            )
+            yield f"{names}: {error}"
+        else:
+            if (num_bytes := frames * math.prod(size) * 3) > MAX_VIDEO_BYTES:
+                yield (
+                    f"{names}: {frames} frames of {text} are {num_bytes / 2**30:,.1f} GiB per decoded video, but must "
+                    f"be at most {MAX_VIDEO_BYTES / 2**30:.0f}: take fewer or smaller frames"
+                )
 
 
 def _contradictions(cfg: Config) -> Iterator[str]:
