@@ -9,6 +9,7 @@ Two depths of the transformer and two numbers of denoising steps are rehearsed. 
 every block but the first and the last does the same, and so does every step.
 """
 
+import ast
 import gc
 import hashlib
 import json
@@ -55,7 +56,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling import sampled
@@ -157,11 +158,12 @@ def rehearse(
     """
     path = kept_at(config, networks, {"world_size": world_size, "num_text": num_text, "whole": whole})
     if path:
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none is kept, or a damaged one
-            return Rehearsal(**read_kept(path))
+        with suppress(OSError, ValueError, SyntaxError, TypeError):  # none is kept, or a damaged one
+            return Rehearsal(**ast.literal_eval(path.read_text(encoding="utf-8")))
     done = _extrapolated(config, networks, world_size, num_text, whole=whole)
     if path:
-        keep(path, vars(done))
+        with suppress(OSError), replacing(path) as unfinished:  # a folder that cannot be written keeps nothing
+            unfinished.write_text(repr(vars(done)), encoding="utf-8")
     return done
 
 
@@ -180,26 +182,7 @@ def kept_at(config: Config, networks: Networks, sizes: Mapping[str, Any]) -> Pat
     settings = asdict(replace(config, data=data, run=RunConfig()))  # nothing in `run` changes what is rehearsed
     decides = [code_hash(), *map(version, LIBRARIES), settings, asdict(networks), repr(encoders), dict(sizes)]
     digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
-    return Path(folder) / f"rehearsal_{digest[:32]}.json"
-
-
-def read_kept(path: Path) -> dict[str, Any]:
-    """Return the fields of the rehearsal that was kept in a file."""
-    return {
-        name: {tuple(key) if isinstance(key, list) else key: number for key, number in value["pairs"]}
-        if isinstance(value, dict)
-        else tuple(value)
-        for name, value in json.loads(path.read_text(encoding="utf-8")).items()
-    }
-
-
-def keep(path: Path, found: Mapping[str, Any]) -> None:
-    """Keep numbers in a file, whole or not at all; a folder that cannot be written keeps nothing."""
-    pairs = {
-        name: {"pairs": list(value.items())} if isinstance(value, Mapping) else value for name, value in found.items()
-    }
-    with suppress(OSError), replacing(path) as unfinished:
-        unfinished.write_text(json.dumps(pairs), encoding="utf-8")
+    return Path(folder) / f"rehearsal_{digest[:32]}.txt"
 
 
 def _extrapolated(config: Config, networks: Networks, world_size: int, num_text: int, *, whole: bool) -> Rehearsal:
@@ -265,7 +248,7 @@ def _on_line(first: Numbers, second: Numbers, low: int, high: int, at: int) -> N
     return Counter({key: first[key] + share * (second[key] - first[key]) for key in {**first, **second}})
 
 
-class _StandIn:
+class _StandIn(WeightedReward):
     """Scores videos by a seeded draw, and takes the memory of the reward's networks."""
 
     max_failed = 0.0
@@ -300,12 +283,6 @@ class _StandIn:
         self._working = []
         drawn = torch.randn(self._count, generator=torch.Generator().manual_seed(self._count))
         return Scores({"VQ": drawn}, drawn, {"VQ": 1.0})
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
-        """Return a score of every video."""
-        scoring = self.begin()
-        scoring.add(videos, prompts)
-        return self.finish(scoring)
 
 
 def _rehearse(

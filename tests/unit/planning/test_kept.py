@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,7 +55,10 @@ def test_what_decides_a_rehearsal_decides_its_file(monkeypatch):
 def test_nothing_is_kept_without_a_folder_or_where_it_cannot_be_written_or_of_an_own_sampler(folder, monkeypatch):
     assert place("--sde_type", "examples.sampler:Own") is None
     folder.write_text("a file")
-    rehearsal.keep(place(), {"depths": (1,)})
+    made = SimpleNamespace(depths=(1,))
+    monkeypatch.setattr(rehearsal, "_extrapolated", lambda *args, **kwargs: made)
+    config = load_config(TINY)
+    assert rehearse(config, read_networks(config.model, config.reward), **SIZES) is made
     assert folder.read_text() == "a file"
     for name in ("", "~/kept"):
         monkeypatch.setenv("SAGE_GRPO_CACHE", name)
