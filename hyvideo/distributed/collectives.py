@@ -68,14 +68,12 @@ def broadcast_from_main(make: Callable[[], T]) -> T:
     """
     if not dist.is_initialized():
         return make()
-    value: T | None = None
-    error: ValueError | OSError | None = None
+    sent, error = [None, None], None
     if dist.get_rank() == 0:
         try:
-            value = make()
+            sent[0] = make()
         except (ValueError, OSError) as caught:
-            error = caught
-    sent = [value, error and str(error)]
+            error, sent[1] = caught, str(caught)
     dist.broadcast_object_list(sent)
     if sent[1] is not None:
         raise ValueError(sent[1]) from error

@@ -95,11 +95,6 @@ class Mesh:
         return self.rank == 0
 
     @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.layout.world_size
-
-    @property
     def sp_size(self) -> int:
         """Ranks that share the tokens of one video."""
         return self.layout.sp_size
@@ -120,13 +115,8 @@ class Mesh:
         return self.layout.sp_rank(self.rank)
 
     @property
-    def dp_size(self) -> int:
-        """Number of ranks, or groups of `sp_size` ranks, that sample videos of their own."""
-        return self.layout.dp_size
-
-    @property
     def dp_rank(self) -> int:
-        """Which of them this rank belongs to."""
+        """Which of the `dp_size` ranks, or groups of `sp_size` ranks, this rank belongs to."""
         return self.layout.dp_rank(self.rank)
 
 

@@ -112,10 +112,8 @@ def _motion(frames: Tensor) -> tuple[float, float]:
     change = change.flatten(1)
     xx, yy, xy = ((a * b).mean(1) + ridge for a, b, ridge in ((x, x, 1e-6), (y, y, 1e-6), (x, y, 0.0)))
     of_x, of_y, area = -(x * change).mean(1), -(y * change).mean(1), xx * yy - xy * xy
-    width = frames.shape[2]
-    return float(((yy * of_x - xy * of_y) / area).mean() / width), float(
-        ((xx * of_y - xy * of_x) / area).mean() / width
-    )
+    moved_x, moved_y, width = (yy * of_x - xy * of_y) / area, (xx * of_y - xy * of_x) / area, frames.shape[2]
+    return float(moved_x.mean() / width), float(moved_y.mean() / width)
 
 
 @dataclass(frozen=True)
@@ -193,22 +191,20 @@ def drift_of(pairs: Sequence[Pair]) -> Drift | None:
     sides = list(zip(*pairs, strict=True))
     known = all(math.isfinite(video.looks.get(name, math.nan)) for pair in pairs for video in pair for name in LOOKS)
     prompts = [video.prompt for video in sides[0]] if sides else []
-    return (
-        drift(*([video.looks for video in side] for side in sides), prompts) if known and len({*prompts}) > 2 else None
-    )
+    if not known or len({*prompts}) < 3:
+        return None
+    return drift(*([video.looks for video in side] for side in sides), prompts)
 
 
 def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]], prompts: Sequence[str]) -> Drift:
     """Compare the looks of N videos before and after training, pair by pair; N texts say which are of one prompt.
 
     Intervals are over the P prompts, because videos of one prompt are not independent. A spread is the mean absolute
-    difference of two prompts' means, or of two videos of a prompt (Gini's), which one odd video does not decide. Fewer
-    than 3 prompts are a ValueError.
+    difference of two prompts' means, or of two videos of a prompt (Gini's), which one odd video does not decide. There
+    must be at least 3 prompts.
     """
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
     counts = np.bincount(prompt)
-    if len(counts) < 3:
-        raise ValueError(f"Drift needs videos of at least 3 prompts, received {len(counts)}.")
     siblings = counts.max() > 1
     level = 1 - ALPHA / (len(LOOKS) * (3 if siblings else 2))
     others, same = ~np.eye(len(counts), dtype=bool), (prompt[:, None] == prompt) & ~np.eye(len(prompt), dtype=bool)

@@ -103,10 +103,8 @@ def _glyph_encoder(root: Path, device: torch.device | None) -> tuple[T5EncoderMo
 def _original_glyphs(text: Path, device: torch.device | None) -> tuple[T5EncoderModel, PreTrainedTokenizerBase]:
     """Load ByT5 with the glyph weights of its training, and its tokenizer with the tokens of colours and fonts."""
     tokenizer, glyph = _from_folder(ByT5Tokenizer, text / "byt5-small"), text / "Glyph-SDXL-v2"
-    colours, fonts = (
-        read_json(glyph / "assets" / f"{name}.json") for name in ("color_idx", "multilingual_10-lang_idx")
-    )
-    tokens = [f"<color-{index}>" for index in range(len(colours))]
+    fonts = read_json(glyph / "assets" / "multilingual_10-lang_idx.json")
+    tokens = [f"<color-{index}>" for index in range(len(read_json(glyph / "assets" / "color_idx.json")))]
     tokens += [f"<{font[:2]}-font-{index}>" for font, index in fonts.items()]
     tokenizer.add_tokens(tokens, special_tokens=True)
     path = glyph / "checkpoints" / "byt5_model.pt"

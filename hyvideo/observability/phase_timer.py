@@ -145,20 +145,16 @@ class Watchdog:
                 told += 1
                 self._print(f"rank {self._rank}: {self._where()}; stacks of its threads, the innermost call first:")
                 faulthandler.dump_traceback(self._output, all_threads=True)
-            try:
-                self._call_roll(ask=stuck)
+            try:  # ask if this rank is stuck, and answer if any rank has asked
+                if self._roll_call and stuck:
+                    self._roll_call.ask()
+                asked = self._roll_call and self._roll_call.answer(self._where())
+                if asked and not self._ended.wait(2 * self._pause()) and (summary := self._roll_call.summary()):
+                    self.tell(summary)
             except RuntimeError as error:  # the store is gone, and the run with it
                 self._roll_call = None
                 if stuck:
                     self._print(f"rank {self._rank}: the other ranks cannot be asked where they are: {error}")
-
-    def _call_roll(self, *, ask: bool) -> None:
-        """Answer if a rank has asked; `ask` first if this one is stuck."""
-        if self._roll_call and ask:
-            self._roll_call.ask()
-        if self._roll_call and self._roll_call.answer(self._where()) and not self._ended.wait(2 * self._pause()):
-            if summary := self._roll_call.summary():
-                self.tell(summary)
 
     def _pause(self) -> float:
         """Seconds between two looks."""

@@ -52,9 +52,6 @@ class Trackers:
     settings: Mapping[str, Any] = field(default_factory=dict)
     _started: list[GeneralTracker] = field(default_factory=list, init=False)
 
-    def __post_init__(self) -> None:
-        check_trackers(self.names)
-
     def start(self, step: int) -> None:
         """Start all trackers, whose next row is that of update `step`; what they knew of later ones is hidden.
 

@@ -182,10 +182,8 @@ def make_plan(
 def plan_table(plan: Plan) -> str:
     """Return the plan as aligned lines, one number each."""
     done, gpu, machine = plan.rehearsal, plan.gpu, plan.processes_per_machine / GIB
-    total, shards = (
-        plan.flops * plan.world_size / 1e15,
-        Layout(plan.world_size, plan.sp_size, plan.dp_replicate).dp_shard,
-    )
+    total = plan.flops * plan.world_size / 1e15
+    shards = Layout(plan.world_size, plan.sp_size, plan.dp_replicate).dp_shard
     layout = {
         "ranks = copies x shards x sp": f"{plan.world_size} = {plan.dp_replicate} x {shards} x {plan.sp_size}",
         "video": f"{plan.frames}x{plan.size}",

@@ -64,7 +64,7 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = mesh_of(config, device.type)
-    folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
+    folder, timer = open_folder(config, mesh.layout.dp_size, content), PhaseTimer(device)
     with all_or_none():
         reward, judge = _build_rewards(config, device)
         if judge:
@@ -84,7 +84,9 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     told = journal.console.info
     trained = policy.transformer.num_parameters(only_trainable=True)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
+    ranks = ""
+    if (world_size := mesh.layout.world_size) > 1:
+        ranks = f", {world_size} ranks (dp {mesh.layout.dp_size} x sp {mesh.sp_size})"
     height, width = policy.size
     names = [config.grpo.algorithm] if config.grpo.algorithm != "grpo" else []
     names += [config.rollout.sde_type] if state.algorithm.needs == "transitions" else []
@@ -299,7 +301,7 @@ def _build_state(
     config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer, content: Mapping[str, str]
 ) -> RunState:
     """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
-    reward, settings = config.reward, _deciding_settings(config, mesh.dp_size, content)
+    reward, settings = config.reward, _deciding_settings(config, mesh.layout.dp_size, content)
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
@@ -354,7 +356,7 @@ def _open_journal(
             trackers.start(state.step + 1)
             with writing(folder.path / "config.yaml"):
                 save_config(config, folder.path / "config.yaml")
-    if mesh.world_size > 1:
+    if mesh.layout.world_size > 1:
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder.path.resolve()}/nccl_trace_rank_")  # read at a dump
         blocks, pipeline = policy.transformer.transformer_blocks, policy.pipeline
         timer.follow(blocks[len(blocks) // 2], times=len(blocks))

@@ -73,10 +73,10 @@ class Rounds:
     current: Round
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], mesh: Mesh) -> None:
-        self.prompts, self.mesh, self.layout = prompts, mesh, layout_of(config, mesh.world_size)
+        self.prompts, self.mesh, self.layout = prompts, mesh, layout_of(config, mesh.layout.world_size)
         self.positions = self.layout.positions(mesh.dp_rank)
         self._seed, self._rollout = config.run.seed, config.rollout
-        groups = [self.layout.positions(rank) // self.layout.num_generations for rank in range(mesh.dp_size)]
+        groups = [self.layout.positions(rank) // self.layout.num_generations for rank in range(mesh.layout.dp_size)]
         self._ahead = AHEAD // max(len(of_rank.unique()) for of_rank in groups)  # rounds, the same on all ranks
         sizes = (len(prompts), self.layout.num_groups, self.layout.num_generations)
         self.sampler = GroupSampler(*sizes, self.positions, self._seed)

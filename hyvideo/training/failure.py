@@ -24,19 +24,20 @@ def exit_status(error: Exception, run: Run | None) -> int:
     A SystemExit where it is wrong on this rank alone: the others wait for it, and the launcher ends them. Where nobody
     foresaw it, the error itself is raised, with a note of what was saved.
     """
-    if run is None:
-        if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError):
+        if run is None:
             complain(f"post_train.py: {out_of_memory_loading(error)}")
-            raise SystemExit(1) from None
+        else:
+            told = out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config)
+            run.journal.console.error(told)
+        raise SystemExit(1) from None
+    if run is None:
         if not isinstance(error, ValueError | OSError):
             raise error
         if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
             complain(f"post_train.py: {in_words(error)}")
         return 2
     console = run.journal.console
-    if isinstance(error, torch.OutOfMemoryError):
-        console.error(out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config))
-        raise SystemExit(1) from None
     if isinstance(error, NonFiniteUpdateError | RewardFailureError | SaveError):
         # Their message says everything: no traceback, but that of a custom reward that failed on this rank.
         cause = error.__cause__

@@ -84,9 +84,7 @@ class RewardGuard:
         self.looks.append(look)
         if earlier is None or earlier.key != look.key:
             return None
-        reward, judge = (
-            np.subtract(now, then) for now, then in ((look.reward, earlier.reward), (look.judge, earlier.judge))
-        )
+        reward, judge = np.subtract(look.reward, earlier.reward), np.subtract(look.judge, earlier.judge)
         both = np.isfinite(reward) & np.isfinite(judge)
         reward, judge, k = reward[both], judge[both], len(self.looks)
         level = ALPHA * 6 / (math.pi**2 * k**2) / (k - 1)

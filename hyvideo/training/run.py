@@ -104,11 +104,11 @@ class Performance:
             self._mfu_rollout = (sampled + learnt * sum(trained)) / times["time/rollout"] / self._peak
         trained = sum(trained) / len(trained)
         self._seconds.append(sum(times.values()))
-        num_videos = len(trajectory) * self._mesh.dp_size
+        num_videos = len(trajectory) * self._mesh.layout.dp_size
         return {
             "perf/mfu_rollout": self._mfu_rollout,
             "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
-            "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
+            "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.layout.world_size,
         }
 
 

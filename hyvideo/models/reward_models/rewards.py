@@ -120,9 +120,8 @@ class Scores:
 
     def at(self, videos: Tensor) -> "Scores":
         """Return the scores of some videos, long `[b]`, in that order."""
-        metrics, applies = (
-            {name: values[videos] for name, values in of.items()} for of in (self.metrics, self.applies)
-        )
+        metrics = {name: values[videos] for name, values in self.metrics.items()}
+        applies = {name: values[videos] for name, values in self.applies.items()}
         return Scores(metrics, self.total[videos], self.weights, applies)
 
     @classmethod

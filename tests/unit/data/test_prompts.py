@@ -109,10 +109,10 @@ def test_a_bad_file_is_refused_with_its_line(csv_file, content, message):
         read_prompts([csv_file(content)])
 
 
-def test_no_files_an_empty_one_and_an_index_of_two_are_refused_and_what_cannot_be_opened_is_named(csv_file, tmp_path):
+def test_an_empty_file_and_an_index_of_two_are_refused_and_what_cannot_be_opened_is_named(csv_file, tmp_path):
     good, empty = csv_file("prompt,index\na,5\n", "0.csv"), csv_file("prompt\n", "1.csv")
     same = csv_file("prompt,index\nb,5\n", "2.csv")
-    wrong = [([], "at least one .txt, .csv or .jsonl file"), ([good, empty], "1.csv: no prompts")]
+    wrong = [([good, empty], "1.csv: no prompts")]
     wrong.append(([good, same], "2.csv, line 2: index 5 is already that of .*0.csv, line 2"))
     for name, reason in (("no.csv", "No such file"), ("", "Is a directory"), ("a\0b", "null")):
         wrong.append(([tmp_path / name], f"cannot be read: .*{reason}"))
