@@ -200,11 +200,13 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
     """Compare the looks of N videos before and after training, pair by pair; N texts say which are of one prompt.
 
     Intervals are over the P prompts, because videos of one prompt are not independent. A spread is the mean absolute
-    difference of two prompts' means, or of two videos of a prompt (Gini's), which one odd video does not decide. There
-    must be at least 3 prompts.
+    difference of two prompts' means, or of two videos of a prompt (Gini's), which one odd video does not decide. Fewer
+    than 3 prompts are a ValueError.
     """
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
     counts = np.bincount(prompt)
+    if len(counts) < 3:
+        raise ValueError(f"Drift needs videos of at least 3 prompts, received {len(counts)}.")
     siblings = counts.max() > 1
     level = 1 - ALPHA / (len(LOOKS) * (3 if siblings else 2))
     others, same = ~np.eye(len(counts), dtype=bool), (prompt[:, None] == prompt) & ~np.eye(len(prompt), dtype=bool)

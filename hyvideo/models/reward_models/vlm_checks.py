@@ -171,13 +171,13 @@ class Options:
     csv: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        one = (self.checkpoint is None) != (self.server is None) == (self.model is None)
+        if (self.checkpoint is None) == (self.server is None) or (self.server is None) != (self.model is None):
+            raise ValueError("vlm_checks: give either the option checkpoint, or both server and model.")
         fits = "{question}" in self.template and self.template.isprintable() and len(self.template) <= 300
-        if not one or not fits or self.num_frames < 1 or self.max_pixels < 32 * 32:
+        if not fits or self.num_frames < 1 or self.max_pixels < 32 * 32:
             raise ValueError(
-                "vlm_checks: give either the option checkpoint, or both server and model; expected num_frames >= 1, "
-                "max_pixels >= 1024 and a template of one line of 300 characters with {question}; "
-                f"received {self}."
+                "vlm_checks: expected num_frames >= 1, max_pixels >= 1024 and a template of one line of 300 characters "
+                f"with {{question}}; received {self}."
             )
 
 

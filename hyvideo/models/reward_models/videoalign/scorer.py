@@ -40,12 +40,14 @@ _LOG = logging.getLogger(__name__)
 def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
     """Choose an even number of frames spread over the whole of a video with `total` frames, `video_fps` per second.
 
-    They are `fps` per second of video, at least 4 if it has them; or `num_frames` in all, rounded to even, at least 2.
-    Of a shorter video all frames are shown, the last one twice where their number is odd, as in
+    They are `fps` per second of video, at least 4 if it has them; or `num_frames` in all, rounded to even, at least 2
+    (else a ValueError). Of a shorter video all frames are shown, the last one twice where their number is odd, as in
     the original.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH
+        if count < TEMPORAL_PATCH:
+            raise ValueError(f"VideoAlign: num_frames is {num_frames}, but must be even and at least 2.")
         if count > total:
             return [*range(total), *[total - 1] * (total % TEMPORAL_PATCH)]
     else:
@@ -124,9 +126,11 @@ class VideoAlignScorer:
         item only, and a warning says why.
 
         With `normalize` each metric's mean is subtracted and the rest divided by its spread, as the checkpoint records
-        them. `fps` frames per second of video are shown, or `num_frames` in all, of at most
+        them. `fps` frames per second of video are shown, or `num_frames` in all (both are a ValueError), of at most
         `max_pixels` each; more frames give higher scores.
         """
+        if num_frames is not None and fps is not None:
+            raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
         if num_frames is None and fps is None:
             num_frames = self.settings.num_frames
         choose = partial(frame_indices, fps=self.settings.fps if fps is None else fps, num_frames=num_frames)

@@ -73,6 +73,8 @@ def test_the_shown_frames_of_a_file_are_read_and_of_a_short_one_all(tmp_path):
     choose = partial(frame_indices, fps=2.0)
     assert torch.equal(read_chosen(path, choose), read_video(path)[[0, 3, 6, 9]])
     assert torch.equal(read_chosen(path, partial(choose, num_frames=12)), read_video(path))
+    with pytest.raises(ValueError, match="num_frames is 0, but must be even and at least 2"):
+        read_chosen(path, partial(choose, num_frames=0))
 
 
 def test_patches_of_a_still_are_those_of_the_librarys_image_processor():
@@ -244,6 +246,8 @@ def test_what_makes_no_sense_is_refused_and_no_videos_have_no_scores(whole, scor
         check_rewards(RewardConfig(reward_config={"models": models}), "ckpts", 24)  # no network is loaded
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         scorer.score(clips, [])
+    with pytest.raises(ValueError, match="give fps or num_frames, not both"):
+        scorer.score(clips, PROMPTS, fps=2.0, num_frames=4)
     assert scorer.score([], []) == {"VQ": [], "MQ": [], "TA": [], "Overall": []}
 
 
