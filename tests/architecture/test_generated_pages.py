@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hyvideo.config.settings import SETTINGS
-from scripts.flag_tables import TARGET, flag_tables
+from scripts.flag_page import TARGET, flag_page
 from scripts.paper.study import DOCS, DOCUMENT, claims_table
 
 FOLDER = DOCS / "claims"
@@ -23,10 +23,9 @@ def part(name: str) -> str:
     return found[0]
 
 
-def test_the_flag_tables_are_those_of_the_schema_with_one_row_for_every_flag():
-    assert TARGET.read_text(encoding="utf-8") == flag_tables(), "run: python -m scripts.flag_tables"
-    rows = re.findall(r"^\| `--(\w+)` \|", flag_tables(), re.MULTILINE)
-    assert rows == list(SETTINGS)
+def test_the_page_of_flags_is_that_of_the_schema_with_one_line_for_every_flag():
+    assert TARGET.read_text(encoding="utf-8") == flag_page(), "run: python -m scripts.flag_page"
+    assert re.findall(r"^- `--(\w+)` \(", flag_page(), re.MULTILINE) == list(SETTINGS)
 
 
 @pytest.mark.parametrize("name", STUDIES)
