@@ -91,12 +91,10 @@ def test_the_page_says_what_padding_costs_at_the_recipes_size():
     # rollout, anchor and update forward; backward twice the linear layers, and 2.5 times fused attention
     padded_round, trimmed_round = (5 * flops.linear + 5.5 * flops.attention for flops in (padded, trimmed))
     page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
-    linear, attention = padded.linear / trimmed.linear, padded.attention / trimmed.attention
     costs = f"{padded_round / trimmed_round:.2f} times"
-    assert f"{linear:.2f} times the operations of the linear layers, {attention:.2f} times those of attention" in page
-    assert f"has {num_video:,} tokens" in page and f"and {costs} those of a round" in page
+    assert f"has {num_video:,} tokens, so that padding costs {costs} the operations of a round" in page
     readme = " ".join(README.read_text(encoding="utf-8").split())
-    assert f"has {num_video:,} tokens, so that this padding costs only {costs} as many operations" in readme
+    assert f"whose padding costs real videos of {num_video:,} tokens only {costs} as many operations" in readme
 
 
 @pytest.mark.slow

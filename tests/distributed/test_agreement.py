@@ -149,7 +149,7 @@ def seconds_until_given_up() -> dict[str, float]:
     replicate = build_mesh(dp_replicate=2, collective_timeout=TIMEOUT)
     groups = {"sp": sp.sp_group, "replicate": replicate.weights["replicate"].get_group()}
     groups["writers"] = _group_of_writers(TIMEOUT)
-    last, waited = sp.world_size - 1, {}
+    last, waited = sp.layout.world_size - 1, {}
     for axis, group in groups.items():
         dist.barrier()
         started = time.monotonic()

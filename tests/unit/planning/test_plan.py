@@ -123,7 +123,7 @@ def test_the_whole_run_is_its_rounds_validations_and_checkpoints_and_what_they_c
         (["--sp_size", "3"], "sp_size to one of 1, 2, 4, 8"),
         (["--sp_size", "8", "--batch_size", "4"], "heads, which they do not divide: set it to one of 1, 2, 4"),
         (["--batch_size", "3"], "batch_size to a multiple of 4 or to one of 1, 2, 4"),
-        (["--rollout_size", "60x64"], "use 64x64"),
+        (["--rollout_size", "60x64"], "take 9 frames of 64x64"),
     ],
 )
 def test_a_layout_that_cannot_run_is_refused_with_the_nearest_that_can(sized_plan, flags, words):

@@ -4,7 +4,7 @@ import torch
 
 from hyvideo.models.reward_models.registry import RewardContext
 from scripts.tiny.plant import EXPECTED, Planted
-from tests.support.videos import moving_square
+from tests.support.rewards import moving_square
 
 
 def test_each_planted_reward_pays_for_its_own_look():
