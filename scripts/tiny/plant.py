@@ -65,7 +65,7 @@ class Planted(RewardModel):
         of = {name: torch.tensor([video[name] for video in looks]) for name in LOOKS}
         return {
             "brightness": of["brightness"],
-            "sharpness": of["sharpness"] / (of["contrast"] + 0.02),  # what fades is not blurred
+            "sharpness": of["sharpness"],
             "stillness": -of["motion"],
             "saturation": of["saturation"],
             "one_background": -(of["border"] - 0.5).abs(),
