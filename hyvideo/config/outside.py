@@ -41,7 +41,7 @@ def as_value_error(what: str, *kinds: type[Exception], advice: str = "") -> Iter
     except kinds as error:
         named = isinstance(error, OSError) and error.filename and str(error.filename) in what
         reason = error.strerror if named else in_words(error)
-        raise ValueError(f"{what}: {reason}{advice and f'. {advice}'}") from error
+        raise ValueError(f"{what}: {reason.rstrip('.')}. {advice}" if advice else f"{what}: {reason}") from error
 
 
 def check_files(folder: str | Path) -> None:
