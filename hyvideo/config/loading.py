@@ -192,7 +192,10 @@ def _prepared(setting: Setting, value: object) -> object:
     if setting.kind is dict and isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith(("{", "[")) else [value]
     if setting.kind is dict and isinstance(value, list):
-        value = dict(map(_pair, value))
+        pairs = list(map(_pair, value))
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise ValueError("a name stands there twice")
     if setting.kind is list and isinstance(value, str):
         value = [value]
     if setting.kind is list and setting.choices and isinstance(value, list):

@@ -236,7 +236,7 @@ def _growth(normalizer: Any) -> float:
 def read_index(path: Path) -> dict[str, str]:
     """Return tensor -> file name as an index of weights says; a ValueError if it names what does not lie beside it."""
     kinds = (OSError, ValueError, KeyError, TypeError)
-    with as_value_error(f"'{path}' is not a readable index of weights", *kinds, advice="Download it again."):
+    with as_value_error(f"'{path}' is not a readable index with a weight_map", *kinds, advice="Download it again."):
         weight_map = dict(from_json(read_file(path))["weight_map"])
         for file in weight_map.values():
             safe = ".safetensors." in path.name

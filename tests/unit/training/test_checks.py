@@ -123,6 +123,8 @@ def test_a_zero_that_would_divide_and_what_no_memory_holds_are_reported_as_numbe
 
 def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, tiny_root, tmp_path):
     assert any("drift_guard takes shares in (0, 1]" in line for line in problems([*base, "--drift_guard", "bordr=0.5"]))
+    with pytest.raises(ValueError, match=r"expected a mapping.* \(a name stands there twice\)"):
+        load_config([*base, "--drift_guard", "border=0.5", "border=0.8"])
     line = next(line for line in problems([*base, "--drift_guard", "border=1.5"]) if "drift_guard takes" in line)
     assert "received {'border': 1.5}" in line and "motion_x" in line
     needed = ["--validate_at_step0", "true", "--validation_interval", "5"]
