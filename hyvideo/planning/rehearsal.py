@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -188,19 +188,19 @@ def kept_at(config: Config, networks: Networks, sizes: Mapping[str, Any]) -> Pat
 def _extrapolated(config: Config, networks: Networks, world_size: int, num_text: int, *, whole: bool) -> Rehearsal:
     """Rehearse a few blocks and steps unless `whole`, and draw the lines through their numbers."""
     layers, look = networks.transformer["num_layers"], config.validation.validation_num_inference_steps
-    steps = config.rollout.grpo_sampling_steps
-    depths, made, looks = (layers,), (steps,), (look,)
+    depths, made, looks = (layers,), (config,), (look,)
     if not whole:
         depths = DEPTHS if layers > max(DEPTHS) else depths
         made = _few_steps(config, world_size)
         looks = (1, 2) if config.validation.is_on and look > 2 else looks
-    rounds = list(dict.fromkeys([(made[0], looks[0]), (made[-1], looks[-1])]))
+    rounds = [(made[0], looks[0]), (made[-1], looks[-1])][: max(len(made), len(looks))]
+    steps = [each.rollout.grpo_sampling_steps for each, _ in rounds]
     networks_of = [replace(networks, transformer={**networks.transformer, "num_layers": depth}) for depth in depths]
     sizes = {"world_size": world_size, "num_text": num_text, "rounds": rounds}
     of_depths, said = [], {}
     for numbers, surprises in in_own_processes(_rehearse, [(config, each) for each in networks_of], **sizes):
         few, more = numbers[0], numbers[-1]
-        of_round = _on_line(few, more, rounds[0][0], rounds[-1][0], steps)
+        of_round = _on_line(few, more, steps[0], steps[-1], config.rollout.grpo_sampling_steps)
         of_look = _on_line(few, more, rounds[0][1], rounds[-1][1], look)
         validated = {key: number for key, number in of_look.items() if key[1].startswith("validation")}
         of_depths.append(Counter(of_round | validated))
@@ -212,34 +212,45 @@ def _extrapolated(config: Config, networks: Networks, world_size: int, num_text:
         key = (phase, *more) if more else phase
         before = found[what].get(key, 0)
         found[what][key] = max(before, number) if what == "peaks" else before + number
-    return Rehearsal(depths=depths, steps=made, surprises=tuple(said), **found)
+    return Rehearsal(depths=depths, steps=tuple(dict.fromkeys(steps)), surprises=tuple(said), **found)
 
 
-def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
-    """Choose two numbers of steps that lie on a line with the configured one in all that is counted in passes.
+def _few_steps(config: Config, world_size: int) -> tuple[Config, ...]:
+    """Choose rounds of two numbers of steps that lie on a line with the configured in all that is counted in passes.
 
-    Where there are none, that number itself. An update of one pass alone would add its gradients to none, which takes
-    less memory than any other.
+    The anchor sees the configured share of their steps, or as many as in the configured round, since a tenth of few
+    steps is none. Where there are no such two, that round itself. An update of one pass alone would add its gradients
+    to none, which takes less memory than any other.
     """
     asked, layout = config.rollout.grpo_sampling_steps, layout_of(config, world_size)
+    evaluations = algorithm_class(config.grpo.algorithm).evaluations
 
-    def passes(steps: int) -> tuple[float, ...]:
-        """Count the passes of a round of so many steps."""
-        settings = replace(config, rollout=replace(config.rollout, grpo_sampling_steps=steps))
-        counted, updates = algorithm_class(config.grpo.algorithm).evaluations(settings), config.grpo.updates_per_rollout
+    def of_steps(steps: int, compared: int | None) -> Config:
+        """Return the round of so many steps, of which the anchor sees the configured share, or so many."""
+        made = replace(config, rollout=replace(config.rollout, grpo_sampling_steps=steps))
+        if compared is None:
+            return made
+        share = min(1.0, compared / max(1, evaluations(made).trained))
+        return replace(made, kl=replace(config.kl, anchor_fraction=share))
+
+    def passes(settings: Config) -> tuple[float, ...]:
+        """Count the passes of a round."""
+        counted, updates = evaluations(settings), config.grpo.updates_per_rollout
         pairs, size = layout.num_own_videos * counted.update, config.grpo.mini_batch_size_per_update
         anchored = layout.num_own_videos * counted.anchor
         together = (math.ceil(pairs / updates / size), math.ceil(anchored / updates / size), pairs % updates)
         return *together, counted.rollout, counted.anchor, counted.update, counted.learnt
 
-    for few, more in sorted(combinations(range(1, min(asked, 9)), 2), key=max):
+    pairs = sorted(combinations(range(1, min(asked, 9)), 2), key=max)
+    for (few, more), compared in product(pairs, (None, evaluations(config).anchor)):
         with suppress(ValueError):  # too few steps for the window, or for a step with noise
-            counted = list(zip(passes(few), passes(more), passes(asked), strict=True))
+            made = of_steps(few, compared), of_steps(more, compared)
+            counted = list(zip(*map(passes, (*made, config)), strict=True))
             share = (asked - few) / (more - few)
             alike = counted[0][0] > 1 or counted[0][0] == counted[0][2]
             if alike and all(abs(a + share * (b - a) - c) < 1e-6 for a, b, c in counted):
-                return few, more
-    return (asked,)
+                return made
+    return (config,)
 
 
 def _on_line(first: Numbers, second: Numbers, low: int, high: int, at: int) -> Numbers:
@@ -286,9 +297,9 @@ class _StandIn(WeightedReward):
 
 
 def _rehearse(
-    config: Config, networks: Networks, *, world_size: int, num_text: int, rounds: Sequence[tuple[int, int]]
+    config: Config, networks: Networks, *, world_size: int, num_text: int, rounds: Sequence[tuple[Config, int]]
 ) -> tuple[list[Numbers], tuple[str, ...]]:
-    """Rehearse rounds of so many (steps of the rollout, steps of a validation); return their numbers and surprises."""
+    """Rehearse rounds, each with its settings and steps of a validation; return their numbers and surprises."""
     layout = layout_of(config, world_size)
     decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
@@ -348,8 +359,7 @@ def _rehearse(
         whole = 2 * sum(parameter.numel() for parameter in network.parameters())
         shards = layout.num_shards if is_sharded(config, mesh) else 1
         device.phase = "between"
-        for steps, look in rounds:
-            settings = replace(config, rollout=replace(config.rollout, grpo_sampling_steps=steps))
+        for settings, look in rounds:
             sampler = rollout_scheduler(settings.rollout)
             algorithm = anchor = None  # what the former one holds is freed first
             gc.collect()
