@@ -19,8 +19,7 @@ from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.clipped_loss import PolicyLossDiagnostics, clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
+from hyvideo.grpo.timesteps import Pairs, noisy_steps, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.observability.phase_timer import PhaseTimer
 
