@@ -23,7 +23,7 @@ from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import as_value_error, complain, printable
 from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
-from hyvideo.data.images import check_images, check_task, read_image
+from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.layout import Layout
@@ -44,6 +44,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     Guidance,
     HunyuanVideoGRPOPipeline,
     SampleNoise,
+    check_task,
     check_video_shape,
 )
 from hyvideo.pipelines.sampling import sampled, truncated_prompts_warning
