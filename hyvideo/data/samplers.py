@@ -40,7 +40,7 @@ class GroupSampler:
     Args:
         num_prompts, num_groups: prompts in all, and groups of a round over all ranks.
         num_generations: group size.
-        positions: where in the round this rank's videos stand (`hyvideo.distributed.layout.Layout.positions`).
+        positions: where in the round this rank's videos stand (`hyvideo.distributed.mesh.Layout.positions`).
         seed: of the run.
     """
 

@@ -26,8 +26,7 @@ from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.videos import write_video
-from hyvideo.distributed.layout import Layout
-from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
+from hyvideo.distributed.mesh import Layout, Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
 from hyvideo.models.adapter import PEFT_SETTINGS, check_lora, load_lora

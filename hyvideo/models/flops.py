@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyvideo.distributed.layout import largest_share
+from hyvideo.distributed.mesh import largest_share
 
 _TIMESTEP_CHANNELS = 256  # width of the sinusoidal timestep embedding
 _GLYPH_HIDDEN = 2048  # width of the glyph text's projection

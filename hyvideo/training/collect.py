@@ -25,8 +25,7 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.data.videos import poster_of, write_video
 from hyvideo.distributed.collectives import all_or_none, gather, gather_rows
-from hyvideo.distributed.layout import layout_of
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.mesh import Mesh, layout_of
 from hyvideo.evaluation.drift import looks_of
 from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.models.reward_models.registry import RewardFailureError

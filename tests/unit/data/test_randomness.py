@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hyvideo.data.randomness import generator_for, seed_for
 from hyvideo.data.samplers import Assignment, GroupSampler
-from hyvideo.distributed.layout import Layout
+from hyvideo.distributed.mesh import Layout
 
 PARTS = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4)
 
