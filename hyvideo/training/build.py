@@ -32,11 +32,11 @@ from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, re
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention, kernel_in_use
-from hyvideo.models.flops import video_tokens
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
+from hyvideo.models.transformer import video_tokens
 from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.metrics import MetricsLog, discard_scores_after
