@@ -17,10 +17,9 @@ from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.clipped_loss import PolicyLossDiagnostics, clipped_policy_loss, normalized_log_ratio
-from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
+from hyvideo.grpo.timesteps import Pairs, noisy_steps, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.observability.phase_timer import PhaseTimer
 
@@ -73,9 +72,16 @@ class StepGradients:
         self.count(index, norms, torch.ones_like(norms), of_penalty)
 
     def norms(self, loss: Tensor, mean: Tensor, index: int | Tensor) -> Tensor:
-        """Gradient of each pair by its velocity [N]; the loss is a mean over the N pairs, with gradient."""
+        """Gradient of each (sample, step) pair by the predicted velocity, ``sqrt(D) |d loss / d v|``, [N].
+
+        With D values per sample this is ``scale |A| ratio N_t RMS(noise)`` for the policy loss, and 0 where the clip or
+        the advantage silences a pair. It costs no pass through the model: the gradient is taken up to the transition's
+        mean `[N, ...]`, which is part of the loss's graph. The loss is a mean over the N pairs, with gradient.
+        """
         self._sensitivity = upload(self._sensitivity, mean.device)
-        return velocity_gradients(loss, mean, self._sensitivity[index])
+        (gradient,) = torch.autograd.grad(loss, mean, retain_graph=True)
+        per_pair = gradient.flatten(1) * len(mean)
+        return per_pair.norm(dim=1) * per_pair.shape[1] ** 0.5 * self._sensitivity[index].to(per_pair)
 
     def count(self, index: Tensor, norms: Tensor, pairs: Tensor, of_penalty: Tensor | None) -> None:
         """Add N gradients at steps `index`, as of so many `pairs` each; `of_penalty` is of the KL term."""
@@ -112,6 +118,7 @@ class GRPO(Algorithm):
 
     Attributes:
         anchor: the weights that the position term of the trust region compares with; None where there is no such term.
+        refresh_interval: updates after which the anchor follows the policy; 0: never.
         controller: schedule of the KL coefficient; None where `kl_weight` is 0.
         scales: `[K]` factor of each step's policy loss (temporal gradient equalizer), or ones.
         kl_std_scale: `[K]` factor of the position term's standard deviation (`published flow_kl`); None: 1.
@@ -125,6 +132,7 @@ class GRPO(Algorithm):
             self.anchor = BaseModel(policy.transformer)
         elif kind == "copy":
             self.anchor = copy_policy(policy.transformer, offload="anchor" in config.parallel.offload)
+        self.refresh_interval = kl.update_ref_model_step if config.moves_anchor else 0
         self.controller: KLController | None = None
         if kl.kl_weight:
             self.controller = KLController(
@@ -217,9 +225,8 @@ class GRPO(Algorithm):
                     self.controller.update(kl)
             if self.anchor:
                 self.anchor.policy_moved()
-        if self.anchor and self.config.moves_anchor:
-            if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
-                self.anchor.refresh()
+        if self.anchor and self.refresh_interval and self.optimization.updates % self.refresh_interval == 0:
+            self.anchor.refresh()
         return metrics | {
             "kl/coef": coefficient,
             "reward/groups_without_spread": float(compared.groups_without_spread),

@@ -37,14 +37,3 @@ def check_images(prompts: Sequence[Prompt]) -> None:
     """Raise a ValueError unless every image that `prompts` name can be decoded."""
     for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
         read_image(path)
-
-
-def check_task(prompts: Sequence[Prompt], task: str) -> None:
-    """Raise a ValueError unless no prompt has an image for a model of `task` t2v, and every one has for i2v."""
-    wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
-    if wrong:
-        model, have = ("An image", "without") if task == "i2v" else ("A text", "with")
-        raise ValueError(
-            f"{model}-to-video model was given {len(wrong)} of {len(prompts)} prompts {have} an image (CSV column "
-            f"ref_image_path, or --image_path), the first being index {wrong[0].index}: {wrong[0].text[:60]!r}."
-        )

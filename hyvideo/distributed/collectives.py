@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Shard
 
-from hyvideo.distributed.layout import largest_share
+from hyvideo.distributed.mesh import largest_share
 
 T = TypeVar("T")
 

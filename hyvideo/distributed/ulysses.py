@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 
-from hyvideo.distributed.layout import largest_share
+from hyvideo.distributed.mesh import largest_share
 
 
 def shard_tokens(tokens: Tensor, group: ProcessGroup) -> Tensor:

@@ -23,11 +23,10 @@ from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import as_value_error, complain, printable
 from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
-from hyvideo.data.images import check_images, check_task, read_image
+from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.videos import write_video
-from hyvideo.distributed.layout import Layout
-from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
+from hyvideo.distributed.mesh import Layout, Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten
 from hyvideo.models.adapter import PEFT_SETTINGS, check_lora, load_lora
@@ -44,6 +43,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
     Guidance,
     HunyuanVideoGRPOPipeline,
     SampleNoise,
+    check_task,
     check_video_shape,
 )
 from hyvideo.pipelines.sampling import sampled, truncated_prompts_warning

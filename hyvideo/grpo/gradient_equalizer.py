@@ -24,19 +24,3 @@ def equalizer_scales(norms: Tensor) -> Tensor:
     if not usable.any():
         return torch.ones_like(norms)
     return torch.where(usable, norms[usable].median() / (norms + EPSILON), torch.ones_like(norms))
-
-
-def velocity_gradients(policy_loss: Tensor, mean: Tensor, sensitivity: Tensor) -> Tensor:
-    """Gradient of each (sample, step) pair by the predicted velocity, ``sqrt(D) |d loss / d v|``, [N].
-
-    With D values per sample this is ``scale |A| ratio N_t RMS(noise)``, and 0 where the clip or the advantage silences
-    a pair. It costs no pass through the model: the gradient is taken up to the transition's mean.
-
-    Args:
-        policy_loss: Mean over the N pairs, with gradient; see `clipped_policy_loss`.
-        mean: [N, ...] of the pairs' transitions, part of the loss's graph.
-        sensitivity: [N], ``|d mean / d v|`` at each pair's step.
-    """
-    (gradient,) = torch.autograd.grad(policy_loss, mean, retain_graph=True)
-    per_pair = gradient.flatten(1) * len(mean)
-    return per_pair.norm(dim=1) * per_pair.shape[1] ** 0.5 * sensitivity.to(per_pair)

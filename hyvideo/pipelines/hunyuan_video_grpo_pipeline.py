@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from hyvideo.data.host_reads import host_read, upload
-from hyvideo.data.images import check_task, read_image
+from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -491,6 +491,17 @@ def first_frame_channels(latents: Tensor, images: FirstFrames | None) -> Tensor:
         condition[:, :channels, 0] = images.latents
         condition[:, channels, 0] = 1
     return condition
+
+
+def check_task(prompts: Sequence[Prompt], task: str) -> None:
+    """Raise a ValueError unless no prompt has an image for a model of `task` t2v, and every one has for i2v."""
+    wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
+    if wrong:
+        model, have = ("An image", "without") if task == "i2v" else ("A text", "with")
+        raise ValueError(
+            f"{model}-to-video model was given {len(wrong)} of {len(prompts)} prompts {have} an image (CSV column "
+            f"ref_image_path, or --image_path), the first being index {wrong[0].index}: {wrong[0].text[:60]!r}."
+        )
 
 
 def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:

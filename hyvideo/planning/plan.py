@@ -9,7 +9,7 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.weights_copy import starts_at_base
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.distributed.layout import Layout, guidance_ranks, layout_of
+from hyvideo.distributed.mesh import Layout, guidance_ranks, layout_of
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.rehearsal import PHASES, Rehearsal, rehearse

@@ -16,7 +16,7 @@ from hyvideo.config.schema import Config, RunConfig
 from hyvideo.data.files import nearest_existing
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.gpus import this_gpu
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.mesh import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.weight_files import check_fit

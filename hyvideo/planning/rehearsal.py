@@ -52,8 +52,7 @@ from hyvideo.config.schema import Config, RunConfig
 from hyvideo.config.settings import parse_size
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Prompt
-from hyvideo.distributed.layout import layout_of
-from hyvideo.distributed.mesh import Mesh, mesh_of
+from hyvideo.distributed.mesh import Mesh, layout_of, mesh_of
 from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward

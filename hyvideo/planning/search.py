@@ -9,7 +9,7 @@ from typing import Any, get_args
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import SETTINGS, text_of, value_of
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.mesh import layout_of
 from hyvideo.models.parallelize import Recomputed
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import Plan, make_plan

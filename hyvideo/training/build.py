@@ -26,24 +26,24 @@ from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import deciding_fields, parse_size, settings_of
 from hyvideo.data.files import writing
-from hyvideo.data.images import check_images, check_task
+from hyvideo.data.images import check_images
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention, kernel_in_use
-from hyvideo.models.flops import video_tokens
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
+from hyvideo.models.transformer import video_tokens
 from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.metrics import MetricsLog, discard_scores_after
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile, matrix_peak_tflops
 from hyvideo.observability.trackers import Trackers, check_trackers
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, check_task
 from hyvideo.pipelines.sampling import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_validated

@@ -16,10 +16,9 @@ from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
 from hyvideo.config.settings import SETTINGS, nearest, out_of_range, parse_size, unmet_condition, value_of
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.mesh import layout_of
 from hyvideo.evaluation.drift import LOOKS
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import check_updates
+from hyvideo.grpo.timesteps import check_updates, noisy_steps
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.models.reward_models.rewards import WeightedReward, read_requested_rewards

@@ -24,9 +24,9 @@ from hyvideo.distributed.collectives import broadcast_from_main, gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.drift import Drift, drift_of, write_drift
 from hyvideo.evaluation.paired import pairs_of
-from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.models.transformer import PassFlops, transformer_flops, video_tokens
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, append_scores, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog

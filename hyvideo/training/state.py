@@ -18,10 +18,10 @@ from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, req
 from hyvideo.checkpoint.train_state import PendingSave, SaveError, begin_save, latest_checkpoint, read_facts
 from hyvideo.config.outside import as_value_error
 from hyvideo.config.settings import SETTINGS
-from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
 from hyvideo.models.adapter import adapter_weights, save_lora
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
+from hyvideo.training.collect import GroupSampler
 from hyvideo.training.guard import RewardGuard
 
 CONTENT = "the content of"

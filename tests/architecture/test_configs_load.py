@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.loading import load_config
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.mesh import layout_of
 from hyvideo.training.checks import check_config, unread_settings
 
 ROOT = Path(__file__).parents[2]

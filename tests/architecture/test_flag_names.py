@@ -8,7 +8,7 @@ import pytest
 from hyvideo.config.flags import ALIASES
 from hyvideo.config.settings import SETTINGS
 from hyvideo.grpo.kl_controller import Schedule
-from hyvideo.grpo.sde_window import Placement
+from hyvideo.grpo.timesteps import Placement
 
 FROZEN = Path(__file__).parent / "flags.txt"
 

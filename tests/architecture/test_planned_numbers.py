@@ -12,7 +12,7 @@ from benchmarks.first_light.stages import BUNDLED, REAL_TRUNK, Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
 from hyvideo.evaluation.original_command import placement
-from hyvideo.models.flops import transformer_flops, video_tokens
+from hyvideo.models.transformer import transformer_flops, video_tokens
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, TIMED, Plan, make_plan

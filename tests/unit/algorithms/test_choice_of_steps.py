@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 from hyvideo.algorithms.algorithm import Evaluations, Trajectory, algorithm_class, over_micro_batches
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.distributed.layout import Layout
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.mesh import Layout, Mesh
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores

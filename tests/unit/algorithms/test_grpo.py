@@ -9,7 +9,10 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.grpo import StepGradients
+from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.timesteps import Pairs
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.run import Run
 from tests.support.training import REPOSITORY, GradientRecorder, collect_round, pairs_of, update
 
@@ -104,3 +107,22 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(make_training, kl, we
     assert {name: metrics[name] for name in said} == pytest.approx(said, rel=1e-3, abs=1e-4)
     every_term = abs(said["loss/total"] - said["loss/policy"])
     assert 0 < said["clip_fraction"] < 1 and every_term > 1e-4 and expected.norm() > 0.2
+
+
+def test_velocity_gradients_are_those_of_each_pair_alone_and_leave_the_graph_whole():
+    scheduler, generator = FlowMatchDiscreteScheduler(shift=5.0), torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(4)
+    weights = scheduler.step_weights(sde_type="sage_grpo", eta=0.5)
+    norms = scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)
+    sample, velocity, noise = (torch.randn(3, 2, 50, generator=generator) for _ in range(3))
+    index, advantages, scales = torch.tensor([0, 1, 3]), torch.tensor([0.5, -2.0, 0.0]), torch.tensor([1.0, 0.3, 7.0])
+    velocity.requires_grad_()
+    mean, std = scheduler.transition(velocity, sample, index, sde_type="sage_grpo", eta=0.5)
+    log_probs = scheduler.log_prob(scheduler.sample_next(mean, std, noise), mean, std, sde_type="sage_grpo")
+    loss, _ = clipped_policy_loss(log_probs, log_probs.detach(), advantages, 1e-4, scales)
+    found = StepGradients(weights.velocity).norms(loss, mean, index)
+    rms = noise.square().mean(dim=(1, 2)).sqrt()
+    torch.testing.assert_close(found, scales * advantages.abs() * norms[index] * rms, rtol=1e-4, atol=1e-6)
+    loss.backward()
+    per_pair = velocity.grad.flatten(1).norm(dim=1) * 3 * 100**0.5
+    torch.testing.assert_close(found, per_pair, rtol=1e-4, atol=1e-6)

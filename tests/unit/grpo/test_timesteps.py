@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import select_timesteps, split_updates
+from hyvideo.grpo.timesteps import noisy_steps, select_timesteps, split_updates
 
 ALL = torch.ones(5, dtype=torch.bool)
 

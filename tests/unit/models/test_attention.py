@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyvideo.models import attention
 from hyvideo.models.attention import KERNELS, install_attention, kernel_in_use
-from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
+from hyvideo.models.transformer import transformer_flops, video_tokens
 from tests.support.tiny_model import ADAPTER, build_transformer, transformer_call
 
 NUM_VIDEO = 3 * 2 * 4

@@ -14,7 +14,7 @@ from PIL import Image
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.models.loading import load_pipeline
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, crop_to_size
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, check_task, crop_to_size
 from hyvideo.pipelines.sampling_defaults import FILE, HUNYUAN_480P_T2V, bucket_size, sampling_defaults
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_tiny_pipeline, noise_of
 from tests.support.tiny_model import SHIFT
@@ -162,3 +162,13 @@ def test_a_diffusers_model_carries_them_or_its_own_file_and_what_is_not_those_se
         (tmp_path / FILE).write_text(content)
         with pytest.raises(ValueError, match=FILE):
             sampling_defaults(tmp_path)
+
+
+def test_prompts_are_those_the_model_takes():
+    plain, started = Prompt("a cat", 3, None, None), Prompt("a dog", 4, None, "a.png")
+    check_task([plain], "t2v")
+    check_task([started], "i2v")
+    with pytest.raises(ValueError, match="1 of 2 prompts without an image .*, the first being index 3: 'a cat'"):
+        check_task([started, plain], "i2v")
+    with pytest.raises(ValueError, match="1 of 2 prompts with an image .*, the first being index 4: 'a dog'"):
+        check_task([plain, started], "t2v")

@@ -10,7 +10,7 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.models.flops import transformer_flops
+from hyvideo.models.transformer import transformer_flops
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import REWARD_BYTES, Networks, read_networks
 from hyvideo.planning.plan import GIB, Plan, make_plan, misfit, plan_table

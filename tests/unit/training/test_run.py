@@ -11,10 +11,10 @@ import torch
 
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
-from hyvideo.models.flops import transformer_flops
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.models.transformer import transformer_flops
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.run import Performance, Run
 from post_train import report

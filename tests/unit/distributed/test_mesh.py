@@ -10,11 +10,10 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from hyvideo.config.loading import load_config
-from hyvideo.data.samplers import Assignment, GroupSampler
 from hyvideo.distributed import collectives
 from hyvideo.distributed.gpus import SLOW_LINK, Gpu, find_gpu, named_by_driver
-from hyvideo.distributed.layout import Layout, largest_share, layout_of
-from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.mesh import Layout, Mesh, build_mesh, largest_share, layout_of
+from hyvideo.training.collect import Assignment, GroupSampler
 
 
 def test_the_drawing_in_the_docstring_is_true_and_a_runs_layout_has_all_of_its_sizes():
