@@ -139,7 +139,7 @@ class TeachingParser(Parser):
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
 
 
-def range_text(setting: Setting) -> str:
+def _range_text(setting: Setting) -> str:
     """Return what a number must be, such as `> 0, seconds`; empty for settings that are none."""
     within, unit = setting.within, setting.unit
     if within.endswith("inf)"):
@@ -175,7 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
             metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else METAVARS[setting.kind]
             several = {"nargs": "*" if setting.choices else "+"}  # without a word it is empty
             arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(setting.kind, {})
-            facts = "; ".join(filter(None, [range_text(setting), f"default: {text_of(setting.default)}"]))
+            facts = "; ".join(filter(None, [_range_text(setting), f"default: {text_of(setting.default)}"]))
             others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == setting.name)
             names = [f"--{name}" for name in (setting.name, *others)]
             text = f"{setting.doc} [{facts}]".replace("%", "%%")

@@ -8,6 +8,7 @@ continues where it stopped. Two commands, one of them with `--backwards`, use tw
 """
 
 import sys
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -24,9 +25,9 @@ from scripts.tiny.prove_learning import found_in, train_and_compare
 MOVING = ("--use_moving_KL", "true", "--update_ref_model_step", "10")
 ANCHORS = {
     "no KL": ("none", (0.0,), ()),
-    "fixed anchor (the demo's)": ("fixed", (0.005, 0.02, 0.1), ()),
+    "fixed anchor": ("fixed", (0.005, 0.02, 0.1), ()),
     "moving anchor": ("moving", (0.02, 0.2), (*MOVING, "--use_dual_kl", "false")),
-    "moving anchor and velocity (dual)": ("dual", (0.02, 0.2), MOVING),
+    "dual": ("dual", (0.02, 0.2), MOVING),
 }
 """Kind of trust region -> name of its folders, its lambdas, and its flags beside the demo's."""
 
@@ -84,19 +85,18 @@ def _write(folder: Path) -> None:
             rows.append(row)
             print(f"{name:14s} gain {gain:+.2f}, moved {kept.moved:.0%}, " + str(kept.drift), flush=True)
     (folder / "frontier.json").write_bytes(to_json(rows, indent=1, inf_nan_mode="constants") + b"\n")
-    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    settings = dict.fromkeys((row["anchor"], row["kl_weight"]) for row in rows)
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
     for axes, (name, loss) in zip(figure.subplots(1, len(LOSSES), sharey=True), LOSSES.items(), strict=True):
-        for anchor in dict.fromkeys(row["anchor"] for row in rows):
-            own = [row for row in rows if row["anchor"] == anchor]
-            axes.plot([100 * row[name] for row in own], [row["gain"] for row in own], "o", label=anchor)
-            for row in own:
-                where = (100 * row[name], row["gain"])
-                axes.annotate(f"{row['kl_weight']:g}", where, xytext=(5, -3), textcoords="offset points", fontsize=8)
+        for marker, (anchor, weight) in zip(cycle("osv^D<P>"), settings, strict=False):
+            own = [row for row in rows if (row["anchor"], row["kl_weight"]) == (anchor, weight)]
+            gained, lost = [row["gain"] for row in own], [100 * row[name] for row in own]
+            axes.plot(lost, gained, marker, label=f"{anchor}, {weight:g}", alpha=0.8)  # some lie on each other
         axes.set_xlabel(loss)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("gain of the reward, base std")
-    figure.axes[0].set_title("What a trust region buys (numbers: lambda)", loc="left")
-    legend_below(figure, figure.axes[0], columns=4)
+    figure.axes[0].set_title("What a trust region buys, by anchor and lambda", loc="left")
+    legend_below(figure, figure.axes[0], columns=3)
     figure.savefig(folder / "frontier.png", dpi=150)
 
 

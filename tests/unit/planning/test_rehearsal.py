@@ -103,11 +103,19 @@ EXTRAPOLATED = {
     "kept weights, half of the steps": "--reshard_after_forward false --timestep_fraction 0.5",
     "nft": "--algorithm nft --ema_decay 0.9",
 }
+QUICK, *OTHERS = EXTRAPOLATED.values()
+
+
+@pytest.mark.parametrize("world_size", [8, 64])
+def test_few_steps_of_the_recipes_are_rehearsed_with_as_many_anchored_as_in_all_of_them(world_size: int):
+    few = rehearsal._few_steps(load_config(["--config", f"configs/sage_{world_size}gpu.yaml"]), world_size)
+    asked = [(made.rollout.grpo_sampling_steps, made.kl.anchor_fraction) for made in few]
+    assert asked == [(2, 1.0), (3, pytest.approx(2 / 3))]  # 2 of 20 in the recipe
 
 
 @pytest.mark.parametrize(
     "flags",
-    [pytest.param(flags, marks=[] if "anchor" in flags else pytest.mark.slow) for flags in EXTRAPOLATED.values()],
+    [QUICK, *(pytest.param(flags, marks=pytest.mark.slow) for flags in OTHERS)],
     ids=EXTRAPOLATED,
 )
 def test_every_number_of_deep_networks_and_many_steps_lies_on_the_line_through_few(flags: str):
