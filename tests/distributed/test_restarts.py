@@ -10,7 +10,8 @@ import time
 import pytest
 
 from hyvideo.checkpoint.train_state import latest_checkpoint
-from tests.support.equal_runs import assert_identical, rows_of
+from hyvideo.observability.metrics import read_rows
+from tests.support.equal_runs import assert_identical
 from tests.support.ranks import rank_of, run_on_ranks
 from tests.support.training import REPOSITORY, arguments, train_all
 
@@ -28,10 +29,10 @@ def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happene
     environment = os.environ | LAUNCH | {"PREFLIGHT": "0"}
     command = [REPOSITORY / "run_post_train.sh", *flags]
     launcher = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 300
+    metrics, deadline = killed / "metrics.jsonl", time.monotonic() + 300
 
     def wait_for_row(step: int) -> None:
-        while not (killed / "metrics.jsonl").exists() or [row["step"] for row in rows_of(killed)][-1:] < [step]:
+        while not metrics.exists() or [row["step"] for row in read_rows(metrics)[0]][-1:] < [step]:  # it is growing
             assert launcher.poll() is None and time.monotonic() < deadline, launcher.communicate()[1]
             time.sleep(0.01)
 
