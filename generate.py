@@ -55,7 +55,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default: the only one there")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
-    source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
+    source.add_argument(
+        "--prompts_csv",
+        nargs="+",
+        help=".txt with a prompt a line, .csv or .jsonl with a 'prompt'; --output_path is a folder",
+    )
     names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
     add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
     rewrite = "let a language model write --prompt in the 60 to 120 words that HunyuanVideo-1.5 is used to: address of "

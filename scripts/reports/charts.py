@@ -210,7 +210,10 @@ _REWARD = (
         "band of a single run is one standard deviation.",
         "round",
     ),
-    _Logged("reward/over_base", "Training reward over the base", "See base_interval.", "round", False, False, signed),
+    _Logged(
+        *("reward/over_base", "Training reward over the base", "Mean gain over the base's videos of the same prompts."),
+        *("round", False, False, signed),
+    ),
     _Logged("reward", "Validation reward", "The same prompts and seeds each time, without noise.", "validation"),
     _Logged("judge", "Validation by the judge", "By the judge of reward_guard, which is not trained on.", "validation"),
     _Logged("reward/std", "Spread of the reward", "Near 0 there is nothing left to compare in a round.", "round"),

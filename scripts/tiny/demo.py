@@ -6,7 +6,9 @@ side. Up to four cores work as data-parallel ranks: at this size they do twice a
 """
 
 import os
-import subprocess
+import shlex
+import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words
-from hyvideo.config.schema import GrpoConfig
+from hyvideo.config.schema import Config, GrpoConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import process_group
@@ -26,6 +28,7 @@ from hyvideo.evaluation.drift import write_drift
 from hyvideo.training.build import open_run
 from hyvideo.training.collect import Sampled, save_samples
 from hyvideo.training.run import Run
+from hyvideo.training.stop_signal import PREEMPTIONS
 from scripts.reports.improvement import (
     HELD_OUT_VIDEOS,
     HeldOutGains,
@@ -44,9 +47,9 @@ MAX_RANKS = 4
 
 
 def main(argv: list[str]) -> int:
-    """Start the ranks, or be one of them; returns the exit status."""
+    """Start the ranks, and wait for them; returns the exit status."""
     try:
-        config = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml", *argv])
+        config = _config(argv)
         if config.run.resume_from_checkpoint:
             raise ValueError(
                 "the demo compares with the base model, so it cannot go on from a checkpoint: leave "
@@ -55,32 +58,56 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"demo: {in_words(error)}")
         return 2
-    if "WORLD_SIZE" not in os.environ:
-        folder = f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder], config.grpo)
+    folder = config.run.output_dir or f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    num_cores = torch.get_num_threads()
+    ranks = num_ranks(config.grpo, num_cores)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= place | {"WORLD_SIZE": str(ranks)}
+    os.environ |= {"OMP_NUM_THREADS": str(num_cores // ranks), "CUDA_VISIBLE_DEVICES": ""}
+    signal.signal(signal.SIGINT, lambda *received: None)  # the ranks have it too, and this waits until they have saved
+    try:
+        torch.multiprocessing.spawn(_rank, ([*argv, "--output_dir", folder],), nprocs=ranks)
+    except torch.multiprocessing.ProcessExitedException as error:
+        return error.exit_code
+    return 0
+
+
+def _config(argv: list[str]) -> Config:
+    return load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml", *argv])
+
+
+def num_ranks(grpo: GrpoConfig, num_cores: int) -> int:
+    """Return how many ranks, on a core or more each, share a round's groups evenly."""
+    found = 1
+    for number in (2, MAX_RANKS):
+        share, left_over = divmod(grpo.batch_size, number)
+        whole = not left_over and (share % grpo.num_generations == 0 or grpo.num_generations % share == 0)
+        found = number if number <= num_cores and whole else found
+    return found
+
+
+def _rank(rank: int, argv: list[str]) -> None:
+    """Be one of the ranks, without any GPU; wrong input ends it with status 2, Ctrl-C with 130."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sys.orig_argv = [sys.executable, "-m", "scripts.tiny.demo", *argv]  # what the run says that it was started by
     disable_progress_bar()
+    config = _config(argv)
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):
         try:
             training = open_run(config, report)
         except (ValueError, OSError) as error:
-            if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
+            if rank == 0:  # all ranks have the same to say
                 complain(f"demo: {in_words(error)}")
-            return 2
-        _train_and_compare(training)
-    return 0
-
-
-def _start(argv: list[str], grpo: GrpoConfig) -> int:
-    """Run this program as ranks that share a round's groups evenly, without any GPU; returns their exit status."""
-    num_cores, num_ranks = torch.get_num_threads(), 1
-    for number in (2, MAX_RANKS):
-        share, left_over = divmod(grpo.batch_size, number)
-        whole = not left_over and (share % grpo.num_generations == 0 or grpo.num_generations % share == 0)
-        num_ranks = number if number <= num_cores and whole else num_ranks
-    ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
-    cores_alone = {"OMP_NUM_THREADS": str(num_cores // num_ranks), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})
+            sys.exit(2)
+        try:
+            _train_and_compare(training)
+        except KeyboardInterrupt:  # the first one while it samples, or the second while it trains
+            if rank == 0:
+                complain("demo: stopped at once; what was saved before is still there")
+            sys.exit(130)
 
 
 def _train_and_compare(training: Run) -> None:
@@ -89,7 +116,14 @@ def _train_and_compare(training: Run) -> None:
     prompts = held_out_prompts(training.config, NUM_HELD_OUT, slice(NUM_PROMPTS))
     training.journal.console.info(f"sampling {NUM_HELD_OUT} videos of held-out prompts with the base model ...")
     before = training.validation.sample(prompts)
-    training.train()
+    if training.train() in (signal.SIGINT.name, *PREEMPTIONS):
+        flags = [*sys.argv[1:], "--output_dir", str(training.folder.path), "--resume_from_checkpoint", "latest"]
+        training.journal.console.info(
+            "The demo ends without its comparison. To train on: python post_train.py --config configs/tiny.yaml "
+            f"configs/demo.yaml {shlex.join(flags)}"
+        )
+        training.journal.console.close()
+        return
     training.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.validation.sample(prompts)
     own = [tiny_looks(sampled.videos, [prompts[number] for number in sampled.numbers]) for sampled in (before, after)]

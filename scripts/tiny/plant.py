@@ -2,7 +2,7 @@
 
 Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
-Each planted reward pays for brightness, sharpness, stillness, saturation or one background, whatever the prompt. The
+Each planted reward pays for brightness, sharpness, stillness, saturation or a dark background, whatever the prompt. The
 control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command makes
 the others. Unknown flags are passed to the runs.
 """
@@ -38,20 +38,27 @@ EXPECTED = {
 FOUND = "found.json"
 """File of a run's folder: the look that was named first, and in what words."""
 
-STEPS = (8, 16, 24, 32, 40)
+STEPS = (8, 16, 24, 32)
 """Updates after which the panel is looked at; the first that names anything is the last."""
 
 SETTINGS = (
     *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--save_interval", "0", "--validation_interval", "0"),
     *("--base_interval", "0", "--validation_num_videos", "64", "--drift_guard", "{}", "--log_interval", "8"),
-    *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "16"),
-    *("--learning_rate", "4e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
+    *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "32"),
+    *("--learning_rate", "2e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
     *("--infer_flow_shift_video", "3", "--sage_clamp", "0.05"),
 )
-"""Short videos, few for each update, no trust region, noise where backgrounds are decided: exploited in a minute."""
+"""Short videos, few for each update, no trust region: exploited in a minute or two.
 
-BACKGROUNDS_DIFFER = ("--use_same_noise", "false", "--sage_clamp", "3e-3")
-"""For rewards that backgrounds decide; otherwise the videos of a prompt share theirs, and differ in the rest."""
+At a rate of 4e-4, and for 40 updates, a policy wanders: shuffled rewards then change looks in 6 of 10 runs.
+"""
+
+FIRST_STEP = (*("--sde_window_size", "1", "--sage_clamp", "3e-3", "--batch_size", "128", "--learning_rate", "1e-4"),)
+"""For rewards that backgrounds decide: the first step alone, which decides these, has noise and is trained.
+
+The gradients of three more steps are noise to such a reward: by `scripts.forecast` signal and noise are equal at 1,796
+videos with them, and at 281 without. More videos for each update, at a lower rate, make less noise still.
+"""
 
 
 class Planted(RewardModel):
@@ -68,7 +75,7 @@ class Planted(RewardModel):
             "sharpness": of["sharpness"],
             "stillness": -of["motion"],
             "saturation": of["saturation"],
-            "one_background": -(of["border"] - 0.5).abs(),
+            "one_background": -of["border"],
         }
 
 
@@ -105,7 +112,7 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     own = [] if kind == "shuffled" else reward
-    own += BACKGROUNDS_DIFFER if kind in ("brightness", "one_background") else ()
+    own += FIRST_STEP if kind in ("brightness", "one_background") else ()
     argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
     training = open_run(load_config(argv))
     if kind == "shuffled":
