@@ -26,8 +26,8 @@ from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import deciding_fields, parse_size, settings_of
 from hyvideo.data.files import writing
-from hyvideo.data.images import check_images
 from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.data.videos import check_images
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts

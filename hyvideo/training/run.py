@@ -29,10 +29,9 @@ from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.models.transformer import PassFlops, transformer_flops, video_tokens
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, append_scores, read_metrics
-from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
+from hyvideo.observability.phase_timer import PhaseTimer, StragglerWatch, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import SCORES, read_scored_videos, scored_steps
-from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
 from hyvideo.training.collect import Rounds, Validation, collect, gain_over, save_samples
 from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch, fallen_spreads
