@@ -42,6 +42,7 @@ from transformers import (
     SiglipVisionModel,
     T5EncoderModel,
 )
+from transformers.modeling_utils import local_torch_dtype
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
 from hyvideo.algorithms.algorithm import algorithm_class
@@ -59,7 +60,7 @@ from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling import sampled
-from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
+from hyvideo.planning.networks import Networks, encoder_configs, make_vae
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_device import NAME, PretendDevice
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -490,7 +491,7 @@ def told_by_this_rank() -> Iterator[None]:
 def policy_network(config: Config, network: Mapping[str, Any], mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
     """Make the policy as a run does, on the pretended device. An adapter is always a new one."""
     config = replace(config, model=replace(config.model, pretrained_lora_path=None))
-    with made_in(DTYPES[config.model.master_weight_type]):
+    with local_torch_dtype(DTYPES[config.model.master_weight_type]):
         with without_diffusers_logs(), torch.device("meta"):
             transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
         make_policy_of(transformer, config, mesh, draw=False)
