@@ -247,20 +247,15 @@ def check_plan(config: Config, networks: Networks, world_size: int) -> None:
     """Refuse, by a ValueError, a layout that cannot run."""
     vae, guided = networks.vae, config.rollout.is_guided
     check_config(config, world_size, vae["spatial_compression_ratio"], vae["temporal_compression_ratio"], files=False)
-    heads, sharing = networks.transformer["num_attention_heads"], token_ranks(config)
+    heads, sp_size = networks.transformer["num_attention_heads"], config.parallel.sp_size
+    sharing = sp_size // guidance_ranks(sp_size, guided=guided)  # ranks that share the tokens of a row
     if heads % sharing:
         possible = (n for n in range(1, 2 * heads + 1) if world_size % n == 0)
         choices = [str(n) for n in possible if heads % (n // guidance_ranks(n, guided=guided)) == 0]
         raise ValueError(
-            f"sp_size {config.parallel.sp_size} lets {sharing} ranks share the {heads} attention heads, "
+            f"sp_size {sp_size} lets {sharing} ranks share the {heads} attention heads, "
             f"which they do not divide: set it to one of {', '.join(choices)}."
         )
-
-
-def token_ranks(config: Config) -> int:
-    """Return how many ranks share the tokens of a row."""
-    sp_size = config.parallel.sp_size
-    return sp_size // guidance_ranks(sp_size, guided=config.rollout.is_guided)
 
 
 def _hours(
