@@ -311,8 +311,10 @@ def _rehearse(
         mesh = mesh_of(config, NAME)
         stack.enter_context(device)
         stack.enter_context(garbage_collected_on_request())
+        # What it takes to encode prompts also depends on whether the encoders are on the device already.
+        prompts_alike = lambda pipeline, prompts, size: (len(prompts), size, pipeline.text_encoder.device)  # noqa: E731
         for owner, name, part, alike in (
-            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", _alike_prompts),
+            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", prompts_alike),
             (HunyuanVideoGRPOPipeline, "decode", "decode", lambda _, latents: latents.shape),
             (HunyuanVideoGRPOPipeline, "encode", "encode", None),
             (Optimization, "step", "step", None),
@@ -343,7 +345,7 @@ def _rehearse(
         reward = held("reward networks", lambda: _StandIn(config, networks))
         average = held("the weights' average, its shard", lambda: build_ema(config, network))
         trained = trainable_parameters(network)
-        optimization = Optimization(trained, config.optimizer, sp_size=mesh.sp_size, ema=average)
+        optimization = Optimization(trained, config.optimizer, sp_size=mesh.layout.sp_size, ema=average)
 
         def make_states() -> None:
             """Give the optimizers the states that they have in all rounds but the first."""
@@ -394,11 +396,6 @@ def _rehearse(
             found.append(_numbers(device, mesh, looked, resident, sizes))
             surprises += _surprises(device, whole, shards, rests="weights" in config.parallel.offload)
     return found, tuple(surprises)
-
-
-def _alike_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt], size: tuple[int, int]) -> object:
-    """Say what decides what it takes to encode prompts: whether the encoders are on the device already, too."""
-    return len(prompts), size, pipeline.text_encoder.device
 
 
 def _as_part(
