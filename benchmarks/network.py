@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
+from transformers.modeling_utils import local_torch_dtype
 
 from benchmarks.paired import device
-from hyvideo.planning.networks import made_in
 
 SMALL = {
     "in_channels": 9,
@@ -40,7 +40,7 @@ def build_transformer(dtype: torch.dtype, **config: Any) -> HunyuanVideo15Transf
     `config` replaces settings of the published network.
     """
     torch.manual_seed(0)
-    with device(), made_in(dtype):
+    with device(), local_torch_dtype(dtype):
         return HunyuanVideo15Transformer3DModel(**{"task_type": "t2v"} | config).eval()
 
 

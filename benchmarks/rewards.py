@@ -16,13 +16,13 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, Qwen2VLConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.modeling_utils import local_torch_dtype
 
 from benchmarks.paired import device, machine_kind, median_seconds
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.text_rendering import TextRendering
 from hyvideo.models.reward_models.videoalign.network import RewardNetwork
-from hyvideo.planning.networks import made_in
 
 NUM_FRAMES = 8
 """What `clip_score`, `pick_score`, `vlm_checks`, and VideoAlign at its 2 frames per second see of a video."""
@@ -50,7 +50,7 @@ def clip(width: int, vision: tuple[int, int, int], projection: int) -> Cost:
     tower = {"hidden_size": size, "intermediate_size": 4 * size, "num_hidden_layers": layers}
     tower |= {"num_attention_heads": heads, "patch_size": 14}
     config = CLIPConfig(text_config=text, vision_config=tower, projection_dim=projection)
-    with device(), made_in(torch.float32):
+    with device(), local_torch_dtype(torch.float32):
         network = CLIPModel(config).eval()
         pixels, ids = torch.randn(NUM_FRAMES, 3, 224, 224), torch.randint(0, 400, (1, 77))
     return _cost(network, lambda: (network.get_image_features(pixels), network.get_text_features(ids)))
@@ -70,7 +70,7 @@ def video_reward(
     `grid` are the patches of a video over time, height and width.
     """
     tokens = math.prod(grid) // 4
-    with device(), made_in(dtype):
+    with device(), local_torch_dtype(dtype):
         network = RewardNetwork(config, 1).eval()
         ids = torch.randint(0, 400, (videos, tokens + 200))
         ids[:, 20 : 20 + tokens] = config.video_token_id
@@ -118,7 +118,7 @@ def vision_language(width: int, inner: int, layers: int, heads: int, tower: tupl
         "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
     }
     config = Qwen3VLConfig(text_config=language, vision_config=vision, tie_word_embeddings=width <= 2560)
-    with device() if run else torch.device("meta"), made_in(torch.bfloat16):
+    with device() if run else torch.device("meta"), local_torch_dtype(torch.bfloat16):
         network = Qwen3VLForConditionalGeneration(config).eval()
     if not run:
         return _cost(network, None)

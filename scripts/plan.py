@@ -26,8 +26,7 @@ from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.own_process import start_server
 
 if TYPE_CHECKING:
-    from hyvideo.planning.plan import Plan
-    from hyvideo.planning.search import Search
+    from hyvideo.planning.plan import Plan, Search
 
 SEARCH = "also the nearest settings that fit, and the cheapest sp_size; a plan for each"
 GPU_HELP = f"one of {', '.join(gpu.name for gpu in GPUS)}; or any, with the next two; default: no time, no fit"
@@ -76,8 +75,7 @@ def main(argv: list[str]) -> int:
         start_server()
         if arguments.sampling is not None:
             return _plan_sampling(config, arguments, gpu, assumptions)
-        from hyvideo.planning.plan import make_plan, misfit, plan_table  # only now, for it takes seconds
-        from hyvideo.planning.search import Search
+        from hyvideo.planning.plan import Search, make_plan, misfit, plan_table  # only now, for it takes seconds
 
         sizes = {"world_size": arguments.world_size, "gpu": gpu, "assumptions": assumptions}
         plan = make_plan(config, **sizes, whole=arguments.whole)
@@ -153,7 +151,7 @@ def _verdict(plan: "Plan") -> str:
 
 def _print_search(search: "Search", *, fits: bool) -> dict:
     """Print the nearest that fits, and which `sp_size` costs least; returns them."""
-    from hyvideo.planning.search import flags_of
+    from hyvideo.planning.plan import flags_of
 
     found = {}
     if not fits:

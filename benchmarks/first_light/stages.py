@@ -22,6 +22,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
+from transformers.modeling_utils import local_torch_dtype
 
 from benchmarks.first_light import second_visit
 from benchmarks.first_light.second_visit import Findings
@@ -31,7 +32,7 @@ from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_c
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
+from hyvideo.planning.networks import encoder_configs, make_vae, read_networks
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.rehearsal import rehearse, told_by_this_rank
 from hyvideo.training.build import open_run
@@ -223,7 +224,7 @@ def write_random_model(folder: Path, *, small: bool) -> None:
     shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("transformer", "model_index.json"))
     config: dict[str, Any] = json.loads((BUNDLED / "transformer" / "config.json").read_text(encoding="utf-8"))
     torch.manual_seed(0)
-    with device(), made_in(torch.float32 if small else torch.bfloat16), torch.no_grad():
+    with device(), local_torch_dtype(torch.float32 if small else torch.bfloat16), torch.no_grad():
         transformer = HunyuanVideo15Transformer3DModel.from_config(config | (SMALL_TRUNK if small else REAL_TRUNK))
         for module in transformer.modules():
             for name, weight in module.named_parameters(recurse=False):
@@ -347,7 +348,7 @@ def frozen(place: Place) -> Findings:
         vision = {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 64}
         text = Qwen2_5_VLTextConfig(**language)
         scored = Qwen2VLConfig(text_config=language, vision_config=vision, video_token_id=496)
-    with device(), torch.inference_mode(), made_in(torch.float16 if on_gpu else torch.float32):
+    with device(), torch.inference_mode(), local_torch_dtype(torch.float16 if on_gpu else torch.float32):
         model = Qwen2_5_VLTextModel(text).eval()
         ids = torch.randint(0, 400, (1, 408))
         seconds = median_seconds(lambda: model(input_ids=ids))

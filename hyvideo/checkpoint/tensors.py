@@ -23,7 +23,7 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import (
@@ -224,26 +224,23 @@ def cause(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
 
 
-class FileRecord(BaseModel):
+class FileRecord(BaseModel, strict=True, extra="forbid"):
     """Size in bytes and SHA-256 of a file."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     size: NonNegativeInt
     sha256: str
 
 
-class TensorRecord(BaseModel):
+class TensorRecord(BaseModel, strict=True, extra="forbid"):
     """Name of a tensor's dtype, and its shape."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     dtype: str
     shape: Annotated[list[NonNegativeInt], Field(max_length=64)]
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, strict=True, extra="forbid"):
     """Files by their path in the checkpoint, and tensors by `group.name`."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     files: dict[str, FileRecord]
     tensors: dict[str, TensorRecord]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt
 from pydantic_core import from_json
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -39,19 +39,17 @@ FORMAT = 4
 _FOLDER = re.compile(r"step_[0-9]{1,18}")
 
 
-class _LoraFacts(BaseModel):
+class _LoraFacts(BaseModel, strict=True, extra="forbid"):
     """Arguments of `lora_config`. The rank is bounded, because a huge one would exhaust the memory."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     rank: int = Field(ge=1, le=8192)
     alpha: int
     target_modules: list[str]
 
 
-class _Facts(BaseModel):
+class _Facts(BaseModel, strict=True, extra="allow"):
     """Types of what `facts.json` may say: it may come from a stranger."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     step: NonNegativeInt
     round: NonNegativeInt = 0
     settings: dict[str, Any] = {}

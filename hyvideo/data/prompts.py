@@ -138,11 +138,6 @@ def _cause(header: Sequence[str]) -> str:
     return " Prompts alone, one in each line, are read from a .txt file."
 
 
-def _number_of_name(name: str) -> int:
-    """Return the number in [2^62, 2^63), far from those of people, that stands for an `index` which is a name."""
-    return 2**62 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-
-
 def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:
     """Build the prompt of one row; `position` is its index where the row gives none."""
     if not row.get("prompt"):
@@ -153,7 +148,9 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_ro
         is_number = cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63
         if column == "seed" and cell and not is_number:
             raise ValueError(f"{where}: seed must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
-        numbers[column] = int(cell) if is_number else _number_of_name(cell) if cell else None
+        numbers[column] = int(cell) if is_number else None
+        if cell and not is_number:  # an index that is a name gets a number in [2^62, 2^63), far from those of people
+            numbers[column] = 2**62 + int.from_bytes(hashlib.sha256(cell.encode()).digest()[:7])
     image = None
     if row.get("ref_image_path"):
         given = Path(with_home(row["ref_image_path"]))

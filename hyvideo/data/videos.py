@@ -1,7 +1,8 @@
-"""Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
+"""Videos to and from mp4 files, and the images they start from. In memory a video is uint8 [F, H, W, 3], RGB."""
 
 import errno
 import io
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -11,9 +12,11 @@ import imageio.v2 as imageio
 import torch
 from imageio.core.format import Format
 from imageio_ffmpeg import count_frames_and_secs
-from PIL import Image
+from PIL import Image, ImageOps
 
+from hyvideo.config.outside import as_value_error, check_file
 from hyvideo.data.files import replacing
+from hyvideo.data.prompts import Prompt
 
 _POSTER_SIDE = 320  # pixels of its longer side
 _EVERY_FRAME_ONCE = ["-fps_mode", "passthrough"]
@@ -142,3 +145,34 @@ def _check_size(path: Path, num_frames: int, height: int, width: int, max_bytes:
             f"{path} ({path.stat().st_size} bytes) has {num_frames} or more frames of {height}x{width}, over "
             f"{most / 2**30:.3g} GiB when decoded. Shorten it or make it smaller."
         )
+
+
+_UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
+    *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
+)
+"""What the library raises for damaged images."""
+
+
+def read_image(path: str) -> Image.Image:
+    """Read an image file as RGB, upright: cameras write how they were held. What lets light through lies on white.
+
+    A file that is missing, not an image, damaged, of 16 bits, or larger than Pillow allows is a ValueError.
+    """
+    with as_value_error(
+        f"image '{path}' cannot be read", *_UNREADABLE, advice="Expected a whole PNG, JPEG or WebP file."
+    ):
+        check_file(path)
+        with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:  # rarely used ones have a history of bugs
+            if image.mode.startswith("I"):
+                raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
+            seen = ImageOps.exif_transpose(image).convert("RGBA" if image.has_transparency_data else "RGB")
+            if seen.mode == "RGBA":  # whatever colour lies hidden there
+                seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+            return seen.convert("RGB")
+
+
+def check_images(prompts: Sequence[Prompt]) -> None:
+    """Raise a ValueError unless every image that `prompts` name can be decoded."""
+    for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
+        read_image(path)

@@ -177,9 +177,9 @@ def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[Non
         timeout_seconds: how long to wait for missing ranks, and later in any collective.
         of_one: give one process a group too, which FSDP needs to keep weights in host memory.
     """
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if os.environ.get("WORLD_SIZE", "1") == "1":
         if of_one:
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         yield
         if of_one:
@@ -192,9 +192,8 @@ def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[Non
             f"WORLD_SIZE is {place['WORLD_SIZE']}, but {', '.join(wrong)} is not set or no whole number: start the "
             "ranks with torchrun (run_post_train.sh does), or unset WORLD_SIZE for one process."
         )
-    backend = "gloo"
     if torch.cuda.is_available():
-        backend, local_rank = "cpu:gloo,cuda:nccl", int(place["LOCAL_RANK"])
+        local_rank = int(place["LOCAL_RANK"])
         if local_rank >= torch.cuda.device_count():
             raise ValueError(
                 f"LOCAL_RANK is {local_rank}, but this machine shows {torch.cuda.device_count()} GPU(s): start at most "
@@ -241,11 +240,6 @@ class Mesh:
     def is_main(self) -> bool:
         """Whether this rank writes what exists once: metrics, console, the run folder."""
         return self.rank == 0
-
-    @property
-    def sp_size(self) -> int:
-        """Ranks that share the tokens of one video."""
-        return self.layout.sp_size
 
     @property
     def guidance_ranks(self) -> int:

@@ -23,9 +23,8 @@ from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import as_value_error, complain, printable
 from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
-from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.data.videos import write_video
+from hyvideo.data.videos import check_images, read_image, write_video
 from hyvideo.distributed.mesh import Layout, Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.rewriting import INSTRUCTION, rewritten

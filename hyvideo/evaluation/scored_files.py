@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, FiniteFloat
 
 from hyvideo.config.outside import as_value_error
 from hyvideo.data.videos import read_video
@@ -29,8 +29,7 @@ class NamedReward:
     model: RewardModel
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _Row(BaseModel, strict=True):
     key: str
     scores: dict[str, FiniteFloat | None]
 

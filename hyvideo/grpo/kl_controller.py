@@ -60,12 +60,8 @@ class KLController:
         self._published = published
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_updates = 0
-        self._coefficient = self.start_coef if self.warmup_updates else self.ceiling
-
-    @property
-    def coefficient(self) -> float:
+        self.coefficient = self.start_coef if self.warmup_updates else self.ceiling
         """Lambda to use for the next loss."""
-        return self._coefficient
 
     def update(self, kl: float) -> float:
         """Take the KL observed in the update just made and return the coefficient for the next one.
@@ -80,24 +76,24 @@ class KLController:
         self._recent.append(kl)
         if self._num_updates <= self.warmup_updates - self._published:
             start = self.min_coef if self._published else self.start_coef
-            self._coefficient = start + self._num_updates / self.warmup_updates * (self.ceiling - start)
+            self.coefficient = start + self._num_updates / self.warmup_updates * (self.ceiling - start)
         elif self.schedule != "fixed" and not (self._published and len(self._recent) < WINDOW):
             recent = sum(self._recent) / len(self._recent)
             if recent > 1.5 * self.target:
-                self._coefficient *= 0.9
+                self.coefficient *= 0.9
             elif recent < 0.5 * self.target:
-                self._coefficient *= 1.1
-            self._coefficient = min(max(self._coefficient, self.min_coef), self.ceiling)
-        return self._coefficient
+                self.coefficient *= 1.1
+            self.coefficient = min(max(self.coefficient, self.min_coef), self.ceiling)
+        return self.coefficient
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides later coefficients, besides the constructor's arguments."""
-        return {"num_updates": self._num_updates, "coefficient": self._coefficient, "recent": list(self._recent)}
+        return {"num_updates": self._num_updates, "coefficient": self.coefficient, "recent": list(self._recent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the `state_dict` was taken."""
         self._num_updates = int(state["num_updates"])
         floor = self.ceiling if self.schedule == "fixed" else self.min_coef  # a resume may change the schedule
-        self._coefficient = min(max(float(state["coefficient"]), floor), self.ceiling)
+        self.coefficient = min(max(float(state["coefficient"]), floor), self.ceiling)
         self._recent.clear()
         self._recent.extend(float(value) for value in state["recent"])

@@ -18,7 +18,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import get_peft_model_state_dict
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
 from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -62,10 +62,9 @@ _Patterns = list[str] | _Pattern | None
 _Rank = Annotated[int, Field(ge=1, le=8192)]
 
 
-class _LoraSettings(BaseModel):
+class _LoraSettings(BaseModel, strict=True, extra="allow"):
     """Settings in an adapter's file that are passed on; some could run code, hang, or exhaust the memory."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     peft_type: str = "LORA"
     task_type: str | None = None
     r: _Rank = 8

@@ -4,9 +4,7 @@ Neither changes the size of its input, except that the 1080p one can enlarge it 
 of the VAE's layers. The folder of the original layout, `upsampler/<version>`, names the class in its config.json.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -114,7 +112,7 @@ def load_upsampler(folder: str | Path, *, device: torch.device | None = None) ->
     name = config.get("_class_name")
     if name not in CLASSES:
         raise ValueError(f"'{path}': _class_name must be one of {', '.join(CLASSES)}; received {name!r}.")
-    arguments: Mapping[str, Any] = {key: value for key, value in config.items() if not key.startswith("_")}
+    arguments = {key: value for key, value in config.items() if not key.startswith("_")}
     with readable(path, name), init_empty_weights():
         upsampler = CLASSES[name](**arguments)
     fill(

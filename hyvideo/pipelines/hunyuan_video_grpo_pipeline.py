@@ -29,9 +29,9 @@ from transformers import (
 )
 
 from hyvideo.data.host_reads import host_read, upload
-from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
+from hyvideo.data.videos import read_image
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 DECODE_CELLS = 4096

@@ -1,7 +1,6 @@
 """The sizes of a model's networks, from its folder without reading weights, or those of the published model."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T5Config
+from transformers.modeling_utils import local_torch_dtype
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.adapter import without_diffusers_logs
@@ -65,20 +65,9 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
     return Networks(str(root), dict(transformer.config), dict(vae.config), **rewards_of)
 
 
-@contextmanager
-def made_in(dtype: torch.dtype) -> Iterator[None]:
-    """Make networks in `dtype` inside the block: fake ones cannot be converted afterwards."""
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(former)
-
-
 def make_vae(config: Mapping[str, Any]) -> AutoencoderKLHunyuanVideo15:
     """Make a VAE as a GPU decodes with it, in half precision and tiles, on the device that is set (meta or fake)."""
-    with without_diffusers_logs(), made_in(torch.float16):
+    with without_diffusers_logs(), local_torch_dtype(torch.float16):  # fake networks cannot be converted afterwards
         vae = AutoencoderKLHunyuanVideo15.from_config(dict(config))
     vae.tile_overlap_factor = TILE_OVERLAP
     vae.enable_tiling()

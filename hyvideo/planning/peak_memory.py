@@ -21,7 +21,7 @@ class PeakMemory(TorchDispatchMode):
 
     Attributes:
         current: bytes in use now.
-        peak: the most since the start, or since `restart`.
+        peak: the most so far; to begin a new one, set it to what is in use.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,6 @@ class PeakMemory(TorchDispatchMode):
         self.peak = 0
         self._sizes = WeakIdKeyDictionary()  # storage -> [bytes], shared with what runs when it is freed
         self._paused = False
-
-    def restart(self) -> None:
-        """Begin a new peak at what is in use now."""
-        self.peak = self.current
 
     def __enter__(self) -> "PeakMemory":
         # Under this lock DTensor works out shapes, on fake tensors of whole sizes that a real run does not make.

@@ -42,6 +42,7 @@ from transformers import (
     SiglipVisionModel,
     T5EncoderModel,
 )
+from transformers.modeling_utils import local_torch_dtype
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
 from hyvideo.algorithms.algorithm import algorithm_class
@@ -59,7 +60,7 @@ from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling import sampled
-from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
+from hyvideo.planning.networks import Networks, encoder_configs, make_vae
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_device import NAME, PretendDevice
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -310,8 +311,10 @@ def _rehearse(
         mesh = mesh_of(config, NAME)
         stack.enter_context(device)
         stack.enter_context(garbage_collected_on_request())
+        # What it takes to encode prompts also depends on whether the encoders are on the device already.
+        prompts_alike = lambda pipeline, prompts, size: (len(prompts), size, pipeline.text_encoder.device)  # noqa: E731
         for owner, name, part, alike in (
-            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", _alike_prompts),
+            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", prompts_alike),
             (HunyuanVideoGRPOPipeline, "decode", "decode", lambda _, latents: latents.shape),
             (HunyuanVideoGRPOPipeline, "encode", "encode", None),
             (Optimization, "step", "step", None),
@@ -342,7 +345,7 @@ def _rehearse(
         reward = held("reward networks", lambda: _StandIn(config, networks))
         average = held("the weights' average, its shard", lambda: build_ema(config, network))
         trained = trainable_parameters(network)
-        optimization = Optimization(trained, config.optimizer, sp_size=mesh.sp_size, ema=average)
+        optimization = Optimization(trained, config.optimizer, sp_size=mesh.layout.sp_size, ema=average)
 
         def make_states() -> None:
             """Give the optimizers the states that they have in all rounds but the first."""
@@ -393,11 +396,6 @@ def _rehearse(
             found.append(_numbers(device, mesh, looked, resident, sizes))
             surprises += _surprises(device, whole, shards, rests="weights" in config.parallel.offload)
     return found, tuple(surprises)
-
-
-def _alike_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt], size: tuple[int, int]) -> object:
-    """Say what decides what it takes to encode prompts: whether the encoders are on the device already, too."""
-    return len(prompts), size, pipeline.text_encoder.device
 
 
 def _as_part(
@@ -490,7 +488,7 @@ def told_by_this_rank() -> Iterator[None]:
 def policy_network(config: Config, network: Mapping[str, Any], mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
     """Make the policy as a run does, on the pretended device. An adapter is always a new one."""
     config = replace(config, model=replace(config.model, pretrained_lora_path=None))
-    with made_in(DTYPES[config.model.master_weight_type]):
+    with local_torch_dtype(DTYPES[config.model.master_weight_type]):
         with without_diffusers_logs(), torch.device("meta"):
             transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
         make_policy_of(transformer, config, mesh, draw=False)

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch._C import TensorBase
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers.modeling_utils import local_torch_dtype
 
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import parse_size
@@ -29,7 +30,7 @@ from hyvideo.models.model_folder import versions_in
 from hyvideo.models.upsampler import SRTo720pUpsampler
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, SampleNoise
 from hyvideo.pipelines.super_resolution import STAGES, Stage, SuperResolutionPipeline
-from hyvideo.planning.networks import Networks, made_in
+from hyvideo.planning.networks import Networks
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.planning.rehearsal import build_pipeline, give_memory
@@ -82,7 +83,7 @@ def _second(config: Config, networks: Networks, stage: Stage) -> dict[str, Any]:
 
 def _resting(config: Mapping[str, Any], adapter: LoraConfig | None = None) -> HunyuanVideo15Transformer3DModel:
     """Make a transformer in bfloat16 that rests in pretended host memory."""
-    with made_in(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
+    with local_torch_dtype(torch.bfloat16), without_diffusers_logs(), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(config))
         if adapter:
             transformer.add_adapter(adapter)

@@ -26,8 +26,8 @@ from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import deciding_fields, parse_size, settings_of
 from hyvideo.data.files import writing
-from hyvideo.data.images import check_images
 from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.data.videos import check_images
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
@@ -86,7 +86,7 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     ranks = ""
     if (world_size := mesh.layout.world_size) > 1:
-        ranks = f", {world_size} ranks (dp {mesh.layout.dp_size} x sp {mesh.sp_size})"
+        ranks = f", {world_size} ranks (dp {mesh.layout.dp_size} x sp {mesh.layout.sp_size})"
     height, width = policy.size
     names = [config.grpo.algorithm] if config.grpo.algorithm != "grpo" else []
     names += [config.rollout.sde_type] if state.algorithm.needs == "transitions" else []
@@ -305,7 +305,7 @@ def _build_state(
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
-        sp_size=mesh.sp_size,
+        sp_size=mesh.layout.sp_size,
         max_skipped=config.run.max_skipped_updates,
         ema=build_ema(config, policy.transformer),
         always_steps="muon_momentum" in config.rollout.published,

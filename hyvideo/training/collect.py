@@ -293,7 +293,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
     with timer("reward"):
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring, timer.own)
     valid = scores.total[~scores.total.isnan()]
-    of_ranks = gather((thumbnails(rollout.videos), round.positions))[:: mesh.sp_size]
+    of_ranks = gather((thumbnails(rollout.videos), round.positions))[:: mesh.layout.sp_size]
     points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     diversity = group_diversity(points[positions.argsort()], round.num_generations)
     metrics = {
@@ -322,7 +322,7 @@ def _decode_over_ranks(policy: Policy, latents: Tensor, size: int, mesh: Mesh) -
     """
     together = min(size, decoded_together(latents.shape))
     parts = [part for block in latents.split(size) for part in block.split(together)]
-    of_ranks = [mesh.layout.share_to_score(len(parts), rank) for rank in range(mesh.sp_size)]
+    of_ranks = [mesh.layout.share_to_score(len(parts), rank) for rank in range(mesh.layout.sp_size)]
     own = [policy.pipeline.decode(parts[i]) for i in of_ranks[mesh.sp_rank]]
     videos = torch.cat(own) if own else torch.empty(0, policy.num_frames, *policy.size, 3, dtype=torch.uint8)
     return gather_rows(videos, [sum(len(parts[i]) for i in share) for share in of_ranks], mesh.video_group)
@@ -483,7 +483,7 @@ def save_samples(
             write_video(folder / name, video, fps)
             with writing(poster := (folder / name).with_suffix(POSTER)):
                 poster.write_bytes(poster_of(video[0]))
-    of_ranks = gather(rows)[:: mesh.sp_size]
+    of_ranks = gather(rows)[:: mesh.layout.sp_size]
     if mesh.is_main:
         every = {number: row for rows in of_ranks for number, row in rows.items()}
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,10 +29,9 @@ from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.models.transformer import PassFlops, transformer_flops, video_tokens
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, append_scores, read_metrics
-from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
+from hyvideo.observability.phase_timer import PhaseTimer, StragglerWatch, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import SCORES, read_scored_videos, scored_steps
-from hyvideo.observability.stragglers import StragglerWatch
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
 from hyvideo.training.collect import Rounds, Validation, collect, gain_over, save_samples
 from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch, fallen_spreads
@@ -268,7 +267,7 @@ class Run:
                 "What else training changes is not measured, for lack of validation videos from before it "
                 "(validate_at_step0)."
             )
-        per_round = self._updates_per_round  # the round that reaches max_steps is made whole
+        per_round = self.algorithm.updates_per_round  # the round that reaches max_steps is made whole
         journal.console.start_progress(state.step, -(-self.config.run.max_steps // per_round) * per_round)
         with self._stop.listening(), journal.watchdog, garbage_collected_on_request():
             self._begin_round()
@@ -334,7 +333,7 @@ class Run:
             )
         if warning := self.journal.replay_watch.observe(metrics):
             self.journal.console.main_warning(warning)
-        round_ends = step == self._first_step + self._updates_per_round
+        round_ends = step == self._first_step + self.algorithm.updates_per_round
         times = self.timer.pop()
         if self.journal.profile and self.journal.profile.end_update(times, round_ends=round_ends):
             self.journal.console.info(f"profiled until step {step}: {self.journal.profile.folder}")
@@ -348,11 +347,11 @@ class Run:
     def end_round(self, trajectory: Trajectory) -> None:
         """Validate, write the last row, save where an interval or the run ends, and look for stop signals."""
         config, first, step = self.config, self._first_step, self.state.step
-        if step - first != self._updates_per_round:
+        if step - first != self.algorithm.updates_per_round:
             raise ValueError(
-                f"{type(self.state.algorithm).__name__} made {step - first} updates of a round, but its "
-                f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
-                f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
+                f"{type(self.algorithm).__name__} made {step - first} updates of a round, but its updates_per_round is "
+                f"{self.algorithm.updates_per_round}: set it to the number of every round. In a class that does not "
+                f"set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
         advantages = self.algorithm.advantages(trajectory)[0].tolist()
         if self._begins_interval(config.run.save_interval):
@@ -395,7 +394,7 @@ class Run:
             | {"reward": float(scores.total[video]), "advantage": advantages[i]}
             for i, video in enumerate(trajectory.positions.tolist())
         ]
-        of_ranks = gather(rows)[:: self.mesh.sp_size]
+        of_ranks = gather(rows)[:: self.mesh.layout.sp_size]
         if self.mesh.is_main:
             append_scores(self.folder.rollouts, sorted(chain.from_iterable(of_ranks), key=itemgetter("video")))
 
@@ -423,21 +422,17 @@ class Run:
         way_on = f"continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
         return f"{where} {f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
 
-    @property
-    def _updates_per_round(self) -> int:
-        return self.state.algorithm.updates_per_round
-
     def _begin_round(self) -> None:
         """Remember where the next round begins, and let the garbage collector run."""
         gc.collect()
         self._first_step, self._start, self._compared = self.state.step, self.state.position(), {}
         if (profile := self.journal.profile) and self.continues():
-            profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
+            profile.begin_round(last=self.state.step + self.algorithm.updates_per_round >= self.config.run.max_steps)
 
     def _begins_interval(self, updates: int) -> bool:
         """Whether this round is the run's first, or the first after a multiple of `updates`."""
         first = self._first_step
-        return first == 0 or _crossed(first - self._updates_per_round, first, updates)
+        return first == 0 or _crossed(first - self.algorithm.updates_per_round, first, updates)
 
     def _stop_between_rounds(self) -> None:
         """Say that the run was stopped, once everything is on disk."""

@@ -128,7 +128,7 @@ def _train_and_compare(training: Run) -> None:
     after = training.validation.sample(prompts)
     own = [tiny_looks(sampled.videos, [prompts[number] for number in sampled.numbers]) for sampled in (before, after)]
     looks = [
-        list(chain.from_iterable(gather(of_side)[:: training.mesh.sp_size])) for of_side in own
+        list(chain.from_iterable(gather(of_side)[:: training.mesh.layout.sp_size])) for of_side in own
     ]  # the ranks' prompts follow each other
     found = kept(*looks, prompts)
     shown = {*worst_median_best(before.scores.total, after.scores.total).values(), *found.drift.most_changed}

@@ -15,10 +15,9 @@ from hyvideo.evaluation.original_command import placement
 from hyvideo.models.transformer import transformer_flops, video_tokens
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.plan import GIB, TIMED, Plan, make_plan
+from hyvideo.planning.plan import GIB, TIMED, Plan, Search, make_plan
 from hyvideo.planning.rehearsal import rehearse
 from hyvideo.planning.sampling import rehearse_sampling
-from hyvideo.planning.search import Search
 
 ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"

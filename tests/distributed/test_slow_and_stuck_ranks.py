@@ -18,8 +18,7 @@ from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.hangs import HANGS, summary_of
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
-from hyvideo.observability.stragglers import StragglerWatch
+from hyvideo.observability.phase_timer import PhaseTimer, StragglerWatch, Watchdog
 from hyvideo.training.build import open_run
 from post_train import report
 from scripts.reports.report import report_runs

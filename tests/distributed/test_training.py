@@ -165,7 +165,7 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     parallel = training.config.parallel
     assert set(received.in_shards) == {parallel.enable_fsdp and parallel.reshard_after_forward}
     blocks = -(-training.rounds.layout.num_own_videos // training.policy.videos_at_once)
-    most = -(-blocks // training.mesh.sp_size) * training.policy.videos_at_once
+    most = -(-blocks // training.mesh.layout.sp_size) * training.policy.videos_at_once
     assert 0 < max(gather(max(received.decoded))) <= most
     own = training.rounds.layout.positions(training.mesh.dp_rank)
     rounds = list(zip(received.trajectories, expected["trajectories"], strict=True))

@@ -17,8 +17,8 @@ from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.tensors import MANIFEST, Manifest, verify_files
 from hyvideo.checkpoint.train_state import FACTS, begin_save, read_facts
 from hyvideo.config.schema import RunConfig
-from hyvideo.data.images import read_image
 from hyvideo.data.prompts import COLUMNS, read_prompts
+from hyvideo.data.videos import read_image
 from hyvideo.evaluation.scored_files import ScoreFile
 from hyvideo.models.weight_files import SafetensorsFolder
 from hyvideo.observability.metrics import MetricsLog, read_metrics

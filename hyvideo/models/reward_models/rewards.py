@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
 from hyvideo.config.outside import as_value_error
@@ -41,18 +41,16 @@ class RequestedReward:
     setting: str
 
 
-class _Entry(BaseModel):
+class _Entry(BaseModel, strict=True, extra="forbid"):
     """What `reward_config` or `reward_guard` says of one reward."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     weight: FiniteFloat = 1.0
     sub_reward: dict[str, FiniteFloat]
     options: dict[str, Any] = {}
     url: str | None = None
 
 
-class _Entries(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Entries(BaseModel, strict=True, extra="forbid"):
     models: Annotated[dict[str, _Entry], Field(min_length=1)]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import ExifTags, Image
 
-from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts, repeated
+from hyvideo.data.videos import check_images, read_image
 from tests.support.training import noisy_image
 
 

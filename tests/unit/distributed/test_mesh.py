@@ -78,7 +78,7 @@ def test_every_video_is_sampled_by_one_data_parallel_rank_and_scored_by_one_of_i
 
 def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group():
     mesh = Mesh(5, Layout(8, sp_size=2))
-    assert (mesh.sp_size, mesh.sp_rank, mesh.dp_rank) == (2, 1, 2)
+    assert (mesh.layout.sp_size, mesh.sp_rank, mesh.dp_rank) == (2, 1, 2)
     assert Mesh().is_main and not mesh.is_main and build_mesh() == Mesh() and build_mesh().sp_group is None
     with pytest.raises(ValueError, match="world size 1 is not divisible by sp_size 2"):
         build_mesh(sp_size=2)

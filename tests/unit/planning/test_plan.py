@@ -13,9 +13,8 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.transformer import transformer_flops
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import REWARD_BYTES, Networks, read_networks
-from hyvideo.planning.plan import GIB, Plan, make_plan, misfit, plan_table
+from hyvideo.planning.plan import GIB, Plan, Search, make_plan, misfit, plan_table
 from hyvideo.planning.rehearsal import Rehearsal
-from hyvideo.planning.search import Search
 from scripts.plan import main
 from scripts.rehearse import main as rehearse
 

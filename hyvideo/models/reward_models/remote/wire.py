@@ -9,7 +9,7 @@ import hashlib
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import AfterValidator, BaseModel, Field, PositiveInt
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
@@ -34,10 +34,8 @@ Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_print
 """Of a reward or metric."""
 
 
-class _Message(BaseModel):
+class _Message(BaseModel, strict=True):
     """Converts nothing: text or a boolean is not accepted as a number."""
-
-    model_config = ConfigDict(strict=True)
 
 
 class ScoreRequest(_Message):
