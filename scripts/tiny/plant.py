@@ -38,26 +38,27 @@ EXPECTED = {
 FOUND = "found.json"
 """File of a run's folder: the look that was named first, and in what words."""
 
-STEPS = (8, 16, 24, 32)
-"""Updates after which the panel is looked at; the first that names anything is the last."""
-
 SETTINGS = (
     *("--config", "configs/tiny.yaml", "configs/demo.yaml", "--save_interval", "0", "--validation_interval", "0"),
     *("--base_interval", "0", "--validation_num_videos", "64", "--drift_guard", "{}", "--log_interval", "8"),
-    *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "32"),
+    *("--sample_n_frames", "9", "--validate_video_length", "9", "--batch_size", "64", "--max_steps", "8"),
     *("--learning_rate", "2e-4", "--lr_warmup_steps", "0", "--kl_weight", "0"),
     *("--infer_flow_shift_video", "3", "--sage_clamp", "0.05"),
 )
-"""Short videos, few for each update, no trust region: exploited in a minute or two.
+"""Short videos and no trust region: a reward is exploited within a few updates of many videos.
 
-At a rate of 4e-4, and for 40 updates, a policy wanders: shuffled rewards then change looks in 6 of 10 runs.
+After more updates, or at a higher rate, a policy has also wandered: with shuffled rewards, 40 updates of 8 videos at
+4e-4 changed looks in 6 of 10 runs.
 """
 
-FIRST_STEP = (*("--sde_window_size", "1", "--sage_clamp", "3e-3", "--batch_size", "128", "--learning_rate", "1e-4"),)
+FIRST_STEP = (
+    *("--sde_window_size", "1", "--sage_clamp", "3e-3"),
+    *("--batch_size", "128", "--learning_rate", "1e-4", "--max_steps", "32"),
+)
 """For rewards that backgrounds decide: the first step alone, which decides these, has noise and is trained.
 
 The gradients of three more steps are noise to such a reward: by `scripts.forecast` signal and noise are equal at 1,796
-videos with them, and at 281 without. More videos for each update, at a lower rate, make less noise still.
+videos with them, and at 281 without. Twice the videos for each update, at half the rate, make less noise still.
 """
 
 
@@ -108,7 +109,7 @@ def main(argv: list[str]) -> int:
 
 
 def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
-    """Train one run, anew if it was cut off, until the panel names something, and write what it names first."""
+    """Train one run, anew if it was cut off, and write what the panel names first."""
     shutil.rmtree(folder, ignore_errors=True)
     reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
     own = [] if kind == "shuffled" else reward
@@ -120,18 +121,13 @@ def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     training.config.validation.validate_at_step0 = False
     prompts = [prompt.text for prompt in training.validation.prompts]
     before = looks_of(training.validation.sample(training.validation.prompts).videos)
-    first = "nothing"
-    for step in STEPS:
-        training.config.run.max_steps = step
-        training.train()
-        if training.state.step < step:
-            sys.exit("stopped; start the same command again to go on")
-        found = drift(before, looks_of(training.validation.sample(training.validation.prompts).videos), prompts)
-        if named := [name for name, change in found.changes.items() if change.clear()]:
-            first = named[0]
-            break
+    training.train()
+    if training.state.step < training.config.run.max_steps:
+        sys.exit("stopped; start the same command again to go on")
+    found = drift(before, looks_of(training.validation.sample(training.validation.prompts).videos), prompts)
+    first = next((name for name, change in found.changes.items() if change.clear()), "nothing")
     training.journal.console.close()
-    (folder / FOUND).write_text(json.dumps([first, f"after {step} updates: {found}"]) + "\n")
+    (folder / FOUND).write_text(json.dumps([first, str(found)]) + "\n")
 
 
 if __name__ == "__main__":
