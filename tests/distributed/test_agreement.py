@@ -19,7 +19,7 @@ from hyvideo.algorithms.grpo import ComparedRound
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import _group_of_writers, latest_checkpoint
 from hyvideo.config.loading import load_config
-from hyvideo.data import images
+from hyvideo.data import videos
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh, process_group
 from hyvideo.training.build import read_inputs
@@ -78,8 +78,8 @@ def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four
 def read_first_frames(argv: list[str]) -> tuple[Message, list[str]]:
     """Read a run's inputs; return why they were refused, and the images that this rank decoded."""
     decoded = []
-    read_image = images.read_image
-    images.read_image = lambda path: decoded.append(Path(path).name) or read_image(path)
+    read_image = videos.read_image
+    videos.read_image = lambda path: decoded.append(Path(path).name) or read_image(path)
     return message_of(ValueError, lambda: read_inputs(load_config(argv))), decoded
 
 
