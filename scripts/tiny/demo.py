@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"demo: {in_words(error)}")
         return 2
-    folder = config.run.output_dir or f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not config.run.output_dir:
+        argv = [*argv, "--output_dir", f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"]
     num_cores = torch.get_num_threads()
     ranks = num_ranks(config.grpo, num_cores)
     with socket.socket() as free:
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
     os.environ |= {"OMP_NUM_THREADS": str(num_cores // ranks), "CUDA_VISIBLE_DEVICES": ""}
     signal.signal(signal.SIGINT, lambda *received: None)  # the ranks have it too, and this waits until they have saved
     try:
-        torch.multiprocessing.spawn(_rank, ([*argv, "--output_dir", folder],), nprocs=ranks)
+        torch.multiprocessing.spawn(_rank, (argv,), nprocs=ranks)
     except torch.multiprocessing.ProcessExitedException as error:
         return error.exit_code
     return 0
@@ -117,7 +118,7 @@ def _train_and_compare(training: Run) -> None:
     training.journal.console.info(f"sampling {NUM_HELD_OUT} videos of held-out prompts with the base model ...")
     before = training.validation.sample(prompts)
     if training.train() in (signal.SIGINT.name, *PREEMPTIONS):
-        flags = [*sys.argv[1:], "--output_dir", str(training.folder.path), "--resume_from_checkpoint", "latest"]
+        flags = [*sys.orig_argv[3:], "--resume_from_checkpoint", "latest"]
         training.journal.console.info(
             "The demo ends without its comparison. To train on: python post_train.py --config configs/tiny.yaml "
             f"configs/demo.yaml {shlex.join(flags)}"
