@@ -71,7 +71,9 @@ def main(argv: list[str]) -> int:
     try:
         torch.multiprocessing.spawn(_rank, (argv,), nprocs=ranks)
     except torch.multiprocessing.ProcessExitedException as error:
-        return error.exit_code
+        if error.signal_name:  # otherwise the rank itself has said why
+            complain(f"demo: {error}; perhaps this machine's memory ran out")
+        return abs(error.exit_code)
     return 0
 
 

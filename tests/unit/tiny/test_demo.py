@@ -43,9 +43,9 @@ def test_a_folder_that_cannot_be_made_is_refused_once(tmp_path):
 def test_ctrl_c_saves_ends_all_ranks_and_names_the_command_that_trains_on(tmp_path):
     flags = ["--output_dir", str(tmp_path), "--validate_at_step0", "false", "--drift_guard", "{}", *SHORT]
     demo = started(*flags)
-    rows = tmp_path / "metrics.jsonl"
+    rows, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 300
     while not (rows.is_file() and rows.read_bytes().count(b"\n")):
-        assert demo.poll() is None, demo.communicate()[0]
+        assert demo.poll() is None and time.monotonic() < deadline, demo.communicate()[0]
         time.sleep(0.1)
     os.killpg(demo.pid, signal.SIGINT)
     output = demo.communicate(timeout=300)[0]  # which ends when the last rank has closed it
