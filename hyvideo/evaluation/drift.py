@@ -39,8 +39,8 @@ LOOKS = {
 ALPHA = 0.05
 """Largest probability that any interval of a comparison misses its value."""
 
-FLOOR = 1e-4
-"""Standard deviation below which a look does not vary: a fortieth of a grey level."""
+FLOOR = dict.fromkeys(LOOKS, 1e-4) | dict.fromkeys(("motion_x", "motion_y", "flicker"), 1e-5)
+"""Standard deviation below which a look does not vary: a fortieth of a grey level; less where all values are small."""
 
 NEGLIGIBLE = 0.2
 """Change that is not named: a fifth of the base's standard deviation, or of a spread."""
@@ -159,19 +159,22 @@ class Drift:
 
     Attributes:
         changes: by look. All their intervals together miss a value with a probability of at most ALPHA (Bonferroni).
+        level: probability that one of the intervals holds its value.
         most_changed: numbers of the three pairs whose looks moved farthest, each look in the first set's
             standard deviations.
         num_pairs, num_prompts: pairs of videos, and their prompts.
     """
 
     changes: dict[str, Change]
+    level: float
     most_changed: tuple[int, ...]
     num_pairs: int
     num_prompts: int
 
     def __str__(self) -> str:
         said = [words for name, change in self.changes.items() if (words := change.in_words(name))]
-        return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "") or "no look changed much"
+        more = [f"and {len(said) - 3} more"] if len(said) > 3 else []
+        return "; ".join(said[:3] + more) or "no look clearly changed"
 
     @property
     def siblings(self) -> bool:
@@ -213,7 +216,7 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
     changes, moved = {}, np.zeros(len(prompt))
     for name in LOOKS:
         old, new = (np.array([video[name] for video in side]) for side in (before, after))
-        unit = max(float(old.std(ddof=1)), FLOOR)
+        unit = max(float(old.std(ddof=1)), FLOOR[name])
         moved += ((new - old) / unit) ** 2
         means = [np.bincount(prompt, weights=values) / counts for values in (old, new)]
         over = [_differences(mean, others) for mean in means]
@@ -222,11 +225,11 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
             before=float(old.mean()),
             after=float(new.mean()),
             shift=seed_interval((means[1] - means[0]) / unit, level),
-            spread=_relative(*over, level, 2),
-            siblings=_relative(*inner, level, 1) if siblings else None,
+            spread=_relative(*over, level, 2, FLOOR[name]),
+            siblings=_relative(*inner, level, 1, FLOOR[name]) if siblings else None,
         )
     largest = dict(sorted(changes.items(), key=lambda item: -sum(item[1].clear().values())))
-    return Drift(largest, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
+    return Drift(largest, level, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
 
 
 def _differences(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -234,21 +237,23 @@ def _differences(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     return (np.abs(values[:, None] - values) * others).sum(1) / others.sum(1).clip(1)
 
 
-def _relative(before: np.ndarray, after: np.ndarray, level: float, weight: int) -> Interval:
+def _relative(before: np.ndarray, after: np.ndarray, level: float, weight: int, floor: float) -> Interval:
     """Relative change of a mean difference, to which P prompts add `[P]`, with the interval of the jackknife.
 
     Leaving out a prompt takes `weight` of those that are averaged: 2 where prompts are compared with each other. The
-    interval is that of (new - old) / (new + old), which treats rise and fall alike.
+    interval is that of (new - old) / (new + old), which treats rise and fall alike; its upper end may be infinite. The
+    floor is added to both sides.
     """
-    sides, count = (before + FLOOR, after + FLOOR), len(before)
+    sides, count = (before + floor, after + floor), len(before)
     old, new = (np.array([side.mean(), *(count * side.mean() - weight * side) / (count - weight)]) for side in sides)
     whole, *without = (new - old) / (new + old)
     found = seed_interval(whole + (count - 1) * (np.mean(without) - without), level)
     ends = np.clip([found.mean, found.low, found.high], -1 + 1e-9, 1 - 1e-9)
-    return Interval(*map(float, (1 + ends) / (1 - ends) - 1), found.num)
+    mean, low, high = map(float, (1 + ends) / (1 - ends) - 1)
+    return Interval(mean, low, high if found.high < 1 else math.inf, found.num)
 
 
 def write_drift(folder: Path, updates: int, drifted: Drift) -> None:
-    """Write to a run folder what its videos changed until so many updates."""
-    facts = {"updates": updates} | asdict(drifted)
-    replace_synced(folder / DRIFT, to_json(facts, indent=1, inf_nan_mode="constants") + b"\n")
+    """Write to a run folder what its videos changed until so many updates; an infinite end of an interval is null."""
+    facts = {"updates": updates, "named": str(drifted)} | asdict(drifted)
+    replace_synced(folder / DRIFT, to_json(facts, indent=1, inf_nan_mode="null") + b"\n")

@@ -132,7 +132,7 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
 
 
 def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
-    """Refuse, by a ValueError, guards that compare too few videos for lack of prompts or of what a judge can judge.
+    """Refuse, by a ValueError, guards that compare too few videos, or prompts without a judge, or what it can judge.
 
     `prompts` are all rows of `valid_video_csv`; the judge is None if it is not yet built.
     """
@@ -140,12 +140,14 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
         return
     texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
     without = [text for text in texts if judge and not judge.applies(text)]
-    if (compared := len(texts) - len(without)) < _FEWEST_COMPARED:
+    compared, what = len(texts) - len(without), "validation videos that its judge can judge"
+    if config.reward.reward_guard is None:
+        compared, what = len({*texts}), "different validation prompts"
+    if compared < _FEWEST_COMPARED:
         example = f" (not {without[0]!r:.200}, for example)" if without else ""
         raise ValueError(
-            f"The guard would compare {compared} validation videos that its judge can judge{example}, but needs at "
-            f"least {_FEWEST_COMPARED}, better 32, to tell a fall from chance: add prompts to valid_video_csv, or "
-            "raise validation_num_videos."
+            f"The guard would compare {compared} {what}{example}, but needs at least {_FEWEST_COMPARED}, better 32, to "
+            "tell a fall from chance: add prompts to valid_video_csv, or raise validation_num_videos."
         )
 
 

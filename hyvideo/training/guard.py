@@ -122,16 +122,18 @@ class RewardGuard:
         ]
 
 
-def fallen_spreads(drifted: Drift, shares: Mapping[str, float]) -> list[str]:
-    """Say which spreads over the prompts clearly fell, and below their shares (`drift_guard`), by look."""
+def fallen_spreads(drifted: Drift, shares: Mapping[str, float]) -> str:
+    """Say which spreads over the prompts clearly fell, and below their shares (`drift_guard`); empty if none did."""
     spreads = {look: drifted.changes[look].spread for look in shares}
-    return [
-        f"drift_guard: the spread of {look} over {drifted.num_prompts} prompts is {1 + spread.mean:.2f} of what it was "
-        f"before training, less than {shares[look]:g}: videos become alike, and the policy may be exploiting flaws of "
-        "the reward."
+    fallen = " and ".join(
+        f"{look} {1 + spread.mean:.2f} (at least {shares[look]:g} is asked for)"
         for look, spread in spreads.items()
         if spread.high < 0 and 1 + spread.mean < shares[look]
-    ]
+    )
+    return fallen and (
+        f"drift_guard: videos become alike. Of its spread over {drifted.num_prompts} prompts before training, {fallen} "
+        "is left."
+    )
 
 
 def probability_of_no_fall(differences: np.ndarray) -> float:

@@ -489,12 +489,15 @@ class Run:
         """Let the guards look at a validation, the one with a judge first; return what was done."""
         action, reward = self._heed_judge(look), self.config.reward
         step, drifted = self.drifted or (None, None)
-        fallen = fallen_spreads(drifted, reward.drift_guard) if step == self.state.step else []
-        for told in fallen:
-            self.journal.console.main_warning(told)
+        fallen = fallen_spreads(drifted, reward.drift_guard) if step == self.state.step else ""
+        if fallen:
+            self.journal.console.main_warning(fallen)
         if not fallen or reward.reward_guard_action == "warn" or action:
             return action
-        self.journal.console.info("stopped by drift_guard")
+        self.journal.console.info(
+            f"stopped by drift_guard after step {step}. To go on without it, continue with --output_dir "
+            f"{self.folder.path} --resume_from_checkpoint latest --drift_guard {{}}"
+        )
         self._stopped_by = "drift_guard"
         return "stop"
 

@@ -16,7 +16,9 @@ from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
 
-EXPLOITED = "flaws of the reward"
+ALARMS = {"flaws of the reward": "May exploit its reward", "drift_guard: videos": "Videos become alike"}
+"""Part of a warning -> what it says in short."""
+
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "over_base")
 
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
@@ -68,9 +70,10 @@ class RunRecord:
         return sorted((n for n in names if n not in _NOT_METRICS), key=lambda name: (order.get(name, 3), name))
 
     @property
-    def exploited(self) -> str:
-        """The newest warning of the reward watch or guard that the policy exploits its reward; empty without one."""
-        return next((line.partition("WARNING: ")[2] for line in self.warnings[::-1] if EXPLOITED in line), "")
+    def alarms(self) -> dict[str, str]:
+        """The newest warning of each kind of ALARMS, by what it says in short."""
+        lines = [(short, line) for line in self.warnings for part, short in ALARMS.items() if part in line]
+        return {short: line.partition("WARNING: ")[2] for short, line in lines}
 
     def until(self, step: int) -> "RunRecord":
         """Return the record without the rows and validation videos of later updates."""

@@ -1,5 +1,6 @@
 """Drift: which look of videos changed, how alike they became, and that chance is not taken for a change."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.evaluation.drift import LOOKS, drift, drift_of, looks_of
+from hyvideo.evaluation.drift import DRIFT, LOOKS, drift, drift_of, looks_of, write_drift
 from hyvideo.models.reward_models.moving_shapes import Scene
 from hyvideo.observability.scored_videos import ScoredVideo
 from scripts.tiny.clips import BACKGROUNDS, render, sample_clip
@@ -93,7 +94,7 @@ def test_videos_that_become_alike_over_prompts_or_within_one_show_though_their_m
     def looks(spread: float, siblings: float) -> list[dict[str, float]]:
         return [dict.fromkeys(LOOKS, value) for value in (spread * of_prompt + siblings * own).ravel().tolist()]
 
-    assert str(drift(looks(1, 0.5), looks(1, 0.5), prompts)) == "no look changed much"
+    assert str(drift(looks(1, 0.5), looks(1, 0.5), prompts)) == "no look clearly changed"
     change = drift(looks(1, 0.5), looks(0.2, 0.5), prompts).changes["border"]
     assert change.spread.high < -0.3 and change.siblings.mean == pytest.approx(0, abs=1e-6)
     change = drift(looks(1, 0.5), looks(1, 0.1), prompts).changes["border"]
@@ -101,6 +102,18 @@ def test_videos_that_become_alike_over_prompts_or_within_one_show_though_their_m
     assert change.in_words("border") == "border among siblings -80 %"
     assert drift(looks(1, 0), looks(1, 0), prompts[::2] * 2).siblings
     assert not drift(looks(1, 0), looks(1, 0), list(map(str, range(48)))).siblings
+
+
+def test_a_spread_that_ended_is_all_gone_and_one_that_began_has_no_bound(tmp_path):
+    rng = np.random.default_rng(0)
+    small, none = ([dict.fromkeys(LOOKS, value) for value in values] for values in (1e-4 * rng.random(24), [0.0] * 24))
+    assert drift(small, none, PROMPTS).changes["flicker"].spread.mean < -0.7
+    few = [dict.fromkeys(LOOKS, float(number == 0)) for number in range(24)]
+    begun = drift(none, few, PROMPTS)
+    assert begun.changes["border"].spread.high == np.inf
+    write_drift(tmp_path, 3, begun)
+    facts = json.loads((tmp_path / DRIFT).read_text(), parse_constant=pytest.fail)
+    assert facts["changes"]["border"]["spread"]["high"] is None and facts["named"] == str(begun)
 
 
 def test_intervals_over_all_looks_together_miss_in_few_of_many_comparisons():

@@ -131,7 +131,7 @@ def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, 
     assert any("set validate_at_step0 true" in line for line in problems([*base, "--drift_guard", "border=0.5"]))
     assert problems([*base, *needed, "--drift_guard", "border=0.5", "motion=0.2"]) == []
     argv = arguments(tiny_root, write_prompts(tmp_path / "prompts.csv"), tmp_path / "out", validation_interval=5)
-    with pytest.raises(ValueError, match="would compare 2 validation videos"):
+    with pytest.raises(ValueError, match="would compare 2 different validation prompts"):
         read_inputs(load_config([*argv, *needed[:2], "--drift_guard", "border=0.5"]))
 
 

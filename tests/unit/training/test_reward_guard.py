@@ -58,7 +58,7 @@ def test_a_report_finds_its_alarm_among_the_warnings(tmp_path: Path):
     alarm = next(filter(None, map(guard.observe, seen))).message
     run = write_run(tmp_path / "run", num_updates=2)
     (run / "console.log").write_text(f"2026-01-01 10:00:00 WARNING: {alarm}\n2026-01-01 10:00:00 WARNING: slow\n")
-    assert read_run(run).exploited == alarm
+    assert read_run(run).alarms == {"May exploit its reward": alarm}
 
 
 GOOD, BAD = [1.0, 1.1, 0.9, 1.0], [0.0, 0.1, -0.1, 0.02]
@@ -133,7 +133,7 @@ def test_a_spread_that_falls_below_its_share_of_the_base_stops_the_run_or_warns_
     assert training.train() == (None if action == "warn" else "drift_guard")
     assert len(rows_of(training.folder.path)) == (3 if action == "warn" else 2)
     record = read_run(training.folder.path)
-    assert "drift_guard: the spread of border over 8 prompts is 0." in record.exploited
+    assert "over 8 prompts before training, border 0." in record.alarms["Videos become alike"]
     assert not any("motion" in warning for warning in record.warnings)
 
 
