@@ -45,6 +45,6 @@ def test_bad_input_is_named_and_leaves_nothing(command_line, tiny_root, prompts_
     argv = arguments(tiny_root, prompts_csv, Path("run"), **settings)
 
     finished = command_line.run("post_train.py", argv)
-    assert finished.status == 2, finished.stderr
+    assert finished.returncode == 2, finished.stderr
     assert finished.stderr.startswith("post_train.py: ") and message in finished.stderr
     assert "Traceback" not in finished.stderr and finished.stdout == "" and contents(folder) == before

@@ -55,7 +55,7 @@ def test_a_killed_run_makes_the_lost_steps_again(train, command_line, tiny_root,
     endless = arguments(tiny_root, prompts_csv, run, max_steps=1000, save_interval=3, **algorithm)
     command = command_line.start("post_train.py", endless)
     command.signal_when(signal.SIGKILL, lambda: latest.exists() and len(metrics.read_text().splitlines()) >= 4)
-    assert command.wait().status == -signal.SIGKILL
+    assert command.wait().returncode == -signal.SIGKILL
 
     saved = int(latest.read_text().removeprefix("step_"))
     last = rows_of(run)[-1]["step"] + 1
@@ -82,7 +82,7 @@ def test_rows_that_were_lost_are_told_and_the_run_goes_on(train, command_line, t
     (run / "metrics.jsonl").write_bytes(first + second[:40] + b"\n" + third + fourth[:-20])
     argv = arguments(tiny_root, prompts_csv, run, max_steps=5, resume_from_checkpoint="latest")
     resumed = command_line.run("post_train.py", argv)
-    assert resumed.status == 0, resumed.stderr
+    assert resumed.returncode == 0, resumed.stderr
     assert f"WARNING: {run}/metrics.jsonl has no row of updates 2, 4: these rows were lost" in resumed.stderr
     assert "the rows of updates 2, 4 are missing" in (run / "report.html").read_text()
     rows = rows_of(run)
