@@ -16,7 +16,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.host_reads import host_read, upload
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
-from hyvideo.grpo.clipped_loss import PolicyLossDiagnostics, clipped_policy_loss, normalized_log_ratio
+from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.grpo.timesteps import Pairs, noisy_steps, num_kept, select_timesteps
@@ -266,7 +266,7 @@ class GRPO(Algorithm):
             old_mean = mean.detach() if on_policy else rollout.means[there]
             log_ratio = normalized_log_ratio(mean, old_mean, following, std)
         advantages = compared.advantages[rows].to(log_probs)
-        policy_loss, diagnostics = self._policy_loss(log_ratio, advantages, index)
+        policy_loss, clip_fraction = self._policy_loss(log_ratio, advantages, index)
         position = mean.new_zeros(())
         if compared.anchor_means is not None and compares:
             anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
@@ -286,7 +286,7 @@ class GRPO(Algorithm):
             "kl/position": position,
             "kl/velocity": velocity,
             "kl/total": divergence,
-            "clip_fraction": diagnostics.clip_fraction,
+            "clip_fraction": clip_fraction,
             "ratio/max_deviation": ((log_probs.detach() - recorded).exp() - 1).abs().max(),
             "replay/mean_error": ((mean.detach() - rollout.means[there].to(mean)).abs() / std).max(),
         }
@@ -295,10 +295,8 @@ class GRPO(Algorithm):
         """Return the log-probability `[N]` of what was drawn, a mean over elements."""
         return self.policy.pipeline.scheduler.log_prob(following, mean, std, sde_type=self.policy.sde_type)
 
-    def _policy_loss(
-        self, log_ratio: Tensor, advantages: Tensor, index: Tensor
-    ) -> tuple[Tensor, PolicyLossDiagnostics]:
-        """Return the clipped loss of N pairs at steps `index`, weighted by the equalizer."""
+    def _policy_loss(self, log_ratio: Tensor, advantages: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the clipped loss of N pairs at steps `index`, weighted by the equalizer, and the share clipped."""
         return clipped_policy_loss(
             log_ratio,
             torch.zeros_like(log_ratio),

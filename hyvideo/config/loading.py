@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -52,8 +51,7 @@ def load_config(argv: Sequence[str]) -> Config:
     values = vars(flags)
     for name in [name for name in values if name in WITHOUT_EFFECT]:
         del values[name]
-        if os.environ.get("RANK", "0") == "0":
-            complain(f"post_train.py: --{name} has no effect: {WITHOUT_EFFECT[name]}.")
+        complain(f"post_train.py: --{name} has no effect: {WITHOUT_EFFECT[name]}.", once=True)
     files = values.pop("config")
     if own_size := str(values.get("validation_fixed_size", "")).lower() == "none":
         del values["validation_fixed_size"]

@@ -78,15 +78,16 @@ def in_words(error: BaseException) -> str:
     return f"'{error.filename}': {error.strerror}" if named else str(error)
 
 
-def complain(message: str) -> None:
-    """Print a message that may quote a file to stderr."""
-    print(printable(message), file=sys.stderr, flush=True)
+def complain(message: str, *, once: bool = False) -> None:
+    """Print a message that may quote a file to stderr; `once` where all ranks have the same to say: the first does."""
+    if not once or os.environ.get("RANK", "0") == "0":
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 def say_loading(program: str) -> None:
     """Tell the person at a terminal, on the first rank alone, what the seconds until the next message are for."""
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        complain(f"{program}: loading PyTorch and what depends on it ...")
+    if sys.stderr.isatty():
+        complain(f"{program}: loading PyTorch and what depends on it ...", once=True)
 
 
 def import_class(setting: str, path: str, base: type[T]) -> type[T]:

@@ -92,11 +92,7 @@ def with_overall(
 
 def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:
     """Average [N] values within prompts, then over prompts; without an interval where fewer than 2 have a score."""
-    of_prompts = _of_prompts(values, rows)
-    if len(of_prompts) < 2:
-        mean = float(of_prompts[0]) if len(of_prompts) else math.nan
-        return Interval(mean, math.nan, math.nan, len(of_prompts))
-    return bootstrap_interval(of_prompts)
+    return bootstrap_interval(_of_prompts(values, rows))
 
 
 def _of_prompts(values: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The sampling command of SAGE-GRPO's release, which generate.py takes as it stands."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -133,9 +132,8 @@ def translate(arguments: argparse.Namespace) -> None:
     if csvs and not found and arguments.prompt is not None and output and output.suffix != ".mp4":
         arguments.output_path = output.with_name(f"{output.name}.mp4")  # which was to be a folder of the CSV's videos
         told.append(f"The video of --prompt is '{arguments.output_path}'.")
-    if os.environ.get("RANK", "0") == "0":
-        for line in told:
-            complain(f"generate.py: {line}")
+    for line in told:
+        complain(f"generate.py: {line}", once=True)
     if found:
         arguments.prompts_csv, arguments.prompt = found, None
     if resolution:

@@ -98,6 +98,8 @@ def paired_gain(before: ArrayLike, after: ArrayLike) -> Gain:
     before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     whole = ~(np.isnan(before) | np.isnan(after))
     num_pairs, first, second = int(whole.sum()), before[whole], after[whole]
+    if num_pairs < 2:
+        raise ValueError(f"A gain needs at least 2 pairs without NaN, received {num_pairs}.")
     interval = bootstrap_interval(second - first)
     base_std = first.std(ddof=1)
     return Gain(

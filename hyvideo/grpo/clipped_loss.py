@@ -1,22 +1,7 @@
 """The clipped policy loss (GRPO, paper Section 3.1), weighted per step by the temporal gradient equalizer."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class PolicyLossDiagnostics:
-    """What happened inside `clipped_policy_loss`; 0-dim tensors without gradient.
-
-    Attributes:
-        clip_fraction: Share of samples whose gradient the clip removed.
-        ratio_max_deviation: Largest |ratio - 1|; exactly 0 when the replay equals the rollout.
-    """
-
-    clip_fraction: Tensor
-    ratio_max_deviation: Tensor
 
 
 def normalized_log_ratio(mean: Tensor, old_mean: Tensor, next_latents: Tensor, std: Tensor) -> Tensor:
@@ -46,7 +31,7 @@ def clipped_policy_loss(
     scale: Tensor | float,
     *,
     clip_range_high: float | None = None,
-) -> tuple[Tensor, PolicyLossDiagnostics]:
+) -> tuple[Tensor, Tensor]:
     """``mean(scale * max(-A r, -A clip(r, 1 - clip_range, 1 + clip_range)))``, ``r = exp(log_probs - old_log_probs)``.
 
     Once a ratio has moved past the clip in the direction its advantage asks for, its sample has no gradient. A sample
@@ -61,8 +46,8 @@ def clipped_policy_loss(
         scale: Per-pair factor from `equalizer_scales`, broadcastable to log_probs; 1 for none.
 
     Returns:
-        The loss (0-dim, to be minimised) and its diagnostics. A shape that would broadcast it to more pairs than there
-        are is a ValueError.
+        The loss (0-dim, to be minimised), and the share of samples whose gradient the clip removed (0-dim, without
+        gradient). A shape that would broadcast the loss to more pairs than there are is a ValueError.
     """
     high = clip_range if clip_range_high is None else clip_range_high
     scale = torch.as_tensor(scale, dtype=log_probs.dtype, device=log_probs.device)
@@ -74,9 +59,4 @@ def clipped_policy_loss(
         shapes = ", ".join(str(tuple(given.shape)) for given in (log_probs, old_log_probs, advantages, scale))
         raise ValueError(f"log_probs, old_log_probs, advantages and scale do not fit each other: {shapes}")
     loss = losses.mean()
-    with torch.no_grad():
-        diagnostics = PolicyLossDiagnostics(
-            clip_fraction=(clipped > unclipped).to(loss.dtype).mean(),
-            ratio_max_deviation=(ratio - 1).abs().max(),
-        )
-    return loss, diagnostics
+    return loss, (clipped > unclipped).to(loss.dtype).mean()

@@ -1,7 +1,7 @@
 """The latent upsamplers of HunyuanVideo-1.5's super-resolution: what refines latents after they were enlarged.
 
-Neither changes the size of its input, except that the 1080p one can enlarge it first. Both are causal in time, and made
-of the VAE's layers. The folder of the original layout, `upsampler/<version>`, names the class in its config.json.
+Neither changes the size of its input. Both are causal in time, and made of the VAE's layers. The folder of the original
+layout, `upsampler/<version>`, names the class in its config.json.
 """
 
 from pathlib import Path
@@ -85,10 +85,8 @@ class SRTo1080pUpsampler(nn.Module):
         self.norm_out = HunyuanVideo15RMS_norm(width, images=False)
         self.conv_out = HunyuanVideo15CausalConv3d(width, out_channels)
 
-    def forward(self, latents: Tensor, target_shape: tuple[int, int] | None = None) -> Tensor:
-        """Refine latents `[B, C, F', H', W']` float32, enlarged to `target_shape` (height, width) first if given."""
-        if target_shape is not None and tuple(target_shape) != tuple(latents.shape[-2:]):
-            latents = enlarge(latents, tuple(target_shape))
+    def forward(self, latents: Tensor) -> Tensor:
+        """Refine latents `[B, C, F', H', W']` float32."""
         hidden = self.conv_in(latents) + latents.repeat_interleave(self.repeats, dim=1)
         for level in self.up:
             for block in level.block:

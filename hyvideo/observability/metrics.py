@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import LOCK, claim, replace_synced, writing
@@ -159,12 +159,7 @@ def append_scores(folder: Path, rows: Iterable[Mapping[str, object]]) -> None:
     A number that is not finite, as of a failed score, becomes null.
     """
     folder.mkdir(parents=True, exist_ok=True)
-
-    def plain(value: object) -> object:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    texts = (json.dumps({name: plain(value) for name, value in row.items()}, ensure_ascii=False) for row in rows)
-    append_lines(folder / "scores.jsonl", texts)
+    append_lines(folder / "scores.jsonl", (to_json(row, inf_nan_mode="null").decode() for row in rows))
 
 
 def discard_scores_after(folder: Path, step: int) -> None:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class PeakMemory(TorchDispatchMode):
     def __enter__(self) -> "PeakMemory":
         # Under this lock DTensor works out shapes, on fake tensors of whole sizes that a real run does not make.
         self._lock = ShardingPropagator._fake_mode_lock
-        ShardingPropagator._fake_mode_lock = _Pause(self)
+        ShardingPropagator._fake_mode_lock = patch.object(self, "_paused", True)
         self._resize = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
@@ -77,16 +78,3 @@ class PeakMemory(TorchDispatchMode):
         self.current += now - size[0]
         size[0] = now
         self.peak = max(self.peak, self.current)
-
-
-class _Pause:
-    """Counts nothing inside its `with` block, which may be entered again and again."""
-
-    def __init__(self, memory: PeakMemory) -> None:
-        self._memory = memory
-
-    def __enter__(self) -> None:
-        self._memory._paused = True
-
-    def __exit__(self, *error: object) -> None:
-        self._memory._paused = False

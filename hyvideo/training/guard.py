@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 from scipy.stats import t as student
 
 from hyvideo.config.schema import Config
@@ -108,11 +109,7 @@ class RewardGuard:
 
     def facts(self) -> dict[str, Any]:
         """Return the state, as JSON can write it: null for a failed score."""
-        looks = [
-            {"step": look.step, "key": look.key, "reward": _nulls(look.reward), "judge": _nulls(look.judge)}
-            for look in self.looks
-        ]
-        return {"looks": looks, "rolled_back": self.rolled_back}
+        return {"looks": to_jsonable_python(self.looks, inf_nan_mode="null"), "rolled_back": self.rolled_back}
 
     def load(self, facts: Mapping[str, Any]) -> None:
         """Restore what `facts` returned."""
@@ -144,10 +141,6 @@ def probability_of_no_fall(differences: np.ndarray) -> float:
     if error == 0:
         return float(mean >= 0)
     return float(student.cdf(mean / error, len(differences) - 1))
-
-
-def _nulls(scores: Sequence[float]) -> list[float | None]:
-    return [score if math.isfinite(score) else None for score in scores]
 
 
 def _nans(scores: Sequence[float | None]) -> list[float]:

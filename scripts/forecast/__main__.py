@@ -13,7 +13,6 @@ Example: `python -m scripts.forecast --config configs/tiny.yaml configs/demo.yam
 
 import argparse
 import math
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +55,7 @@ def main(argv: list[str]) -> int:
         with process_group(config.parallel.collective_timeout, of_one="weights" in config.parallel.offload):
             write_forecast(arguments, config)
     except (ValueError, OSError, RewardFailureError, NonFiniteUpdateError) as error:
-        if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
-            complain(f"scripts.forecast: {in_words(error)}")
+        complain(f"scripts.forecast: {in_words(error)}", once=True)
         return 1 if isinstance(error, (RewardFailureError, NonFiniteUpdateError)) else 2
     return 0
 

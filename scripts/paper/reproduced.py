@@ -79,7 +79,7 @@ def _interval(of_seeds: Sequence[np.ndarray]) -> Interval | None:
     if len(of_seeds) > 1:
         return seed_interval([float(np.nanmean(values)) for values in of_seeds])
     (values,) = of_seeds
-    return bootstrap_interval(values) if (~np.isnan(values)).sum() > 1 else seed_interval(values)
+    return bootstrap_interval(values)
 
 
 def agreement(gain: Interval | None, published: float) -> str:

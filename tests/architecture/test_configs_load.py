@@ -1,14 +1,12 @@
 """Every committed YAML file loads, says only what it should, and passes the checks at its number of ranks."""
 
-from pathlib import Path
-
 import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.mesh import layout_of
 from hyvideo.training.checks import check_config, unread_settings
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
 WORLD_SIZES |= {"configs/one_gpu_24gb.yaml": 1, "configs/one_gpu_48gb.yaml": 1}
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*") if path.is_file())
@@ -19,18 +17,12 @@ UNREAD = ("configs/tiny.yaml", "configs/method/nft.yaml")
 pytestmark = pytest.mark.usefixtures("at_the_root")
 
 
-@pytest.fixture
-def prompt_flags(tmp_path):
-    (tmp_path / "prompts.csv").write_text("prompt\na cat\n")
-    csv = str(tmp_path / "prompts.csv")
-    return ["--train_video_csv", csv, "--valid_video_csv", csv]
-
-
 @pytest.mark.parametrize("piece", [None, *PIECES])
 @pytest.mark.parametrize("file", [None, "configs/lora.yaml", *WORLD_SIZES])
-def test_every_config_and_every_piece_over_it_runs_on_its_number_of_ranks_and_is_read_whole(file, piece, prompt_flags):
-    files = [name for name in (file, piece) if name]
-    config = load_config([*(["--config", *files] if files else []), *prompt_flags])
+def test_every_config_and_every_piece_over_it_runs_on_its_number_of_ranks_and_is_read_whole(file, piece, prompts_csv):
+    files, csv = [name for name in (file, piece) if name], str(prompts_csv)
+    prompts = ["--train_video_csv", csv, "--valid_video_csv", csv]
+    config = load_config([*(["--config", *files] if files else []), *prompts])
     check_config(config, WORLD_SIZES.get(file, 8))
     assert (file, piece) == UNREAD or list(unread_settings(config)) == []
 

@@ -11,8 +11,8 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config, unread_settings
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = "(?:assets|benchmarks|configs|docs|hyvideo|scripts|tests)/"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "assets").rglob("*.md")])
 

@@ -18,8 +18,8 @@ from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, TIMED, Plan, Search, make_plan
 from hyvideo.planning.rehearsal import rehearse
 from hyvideo.planning.sampling import rehearse_sampling
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
 ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validation_num_videos 8"
 TWO_GPUS = "--batch_size 4 --validation_num_videos 8"
@@ -49,14 +49,10 @@ def seconds(world_size: int, *flags: str) -> float:
     return sum(planned(world_size, flags).seconds.values())
 
 
-def number(cell: str) -> float:
-    return float(cell.replace(",", "").split()[0])
-
-
 def about(value: float, cell: str) -> bool:
     """Whether a cell says a value, within 1 % and what it is rounded to."""
-    digits = len(cell.split()[0].partition(".")[2])
-    return abs(value - number(cell)) <= 0.01 * value + 0.5 / 10**digits
+    number = cell.replace(",", "").split()[0]
+    return abs(value - float(number)) <= 0.01 * value + 0.5 / 10 ** len(number.partition(".")[2])
 
 
 def flags_in(cell: str) -> list[str]:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.training import REPOSITORY as ROOT
+
 NAMELESS = {"utils", "util", "common", "commons", "helpers", "helper", "misc"}
 
 

@@ -42,7 +42,7 @@ def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, r
     csv = tmp_path / "one.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\n")
     run = arguments(root_of_four_heads, csv, tmp_path / "run", max_steps=1)
-    assert command_line.run("post_train.py", run).status == 0
+    assert command_line.run("post_train.py", run).returncode == 0
     trained = {"checkpoint_path": tmp_path / "run" / "checkpoints" / "step_1"}
     made = sample(command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2, **trained)
     assert len(made) == 1

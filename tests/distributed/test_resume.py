@@ -93,15 +93,15 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_and_the_same_end(r
         killed, argv = run_of("killed_in_save", async_save=async_save, resume_from_checkpoint="latest", **settings)
         files = 0 if number == 0 else 1  # the first save of the run is killed, then the second one of a start
         ranks = start_ranks(command_line, argv, victim, FAULT=fault, FAULT_AFTER=str(files))
-        assert ranks[victim].wait().status == -signal.SIGKILL, ranks[victim].read("stderr")
-        assert ranks[1 - victim].wait().status == LOST
+        assert ranks[victim].wait().returncode == -signal.SIGKILL, ranks[victim].read("stderr")
+        assert ranks[1 - victim].wait().returncode == LOST
         found = checkpoints_of(killed / "checkpoints")
         latest = latest_checkpoint(killed / "checkpoints")
         assert latest is None if number == 0 else latest in found, fault
         for checkpoint in found:
             verify_files(checkpoint)
     finished = [rank.wait() for rank in start_ranks(command_line, argv)]
-    assert [rank.status for rank in finished] == [0, 0], finished
+    assert [rank.returncode for rank in finished] == [0, 0], finished
     assert_identical(killed, whole)
 
 
@@ -113,10 +113,10 @@ def test_a_rank_that_stands_still_ends_the_other_in_time_and_keeps_the_folder(ru
     ranks[0].signal_when(signal.SIGSTOP, latest.exists)  # the one that writes metrics.jsonl and latest
     began = time.monotonic()
     ended = ranks[1].wait()
-    assert ended.status == LOST and time.monotonic() - began < 30
+    assert ended.returncode == LOST and time.monotonic() - began < 30
     assert re.search(r"Rank 1 failed in phase '[^']+', update \d+\. .*continue with .*_checkpoint latest", ended.stderr)
     refused = [rank.wait() for rank in start_ranks(command_line, argv)]
-    assert [rank.status for rank in refused] == [2, 2], refused
+    assert [rank.returncode for rank in refused] == [2, 2], refused
     assert f"another process is training in '{run}'" in refused[0].stderr
     ranks[0].signal(signal.SIGCONT)
-    assert ranks[0].wait().status == LOST
+    assert ranks[0].wait().returncode == LOST

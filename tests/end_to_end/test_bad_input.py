@@ -14,12 +14,6 @@ from tests.support.run_folders import contents
 from tests.support.training import arguments
 
 
-def used_folder(folder: Path) -> dict[str, Any]:
-    (folder / "run").mkdir()
-    (folder / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    return {}
-
-
 def truncated_weights(folder: Path) -> dict[str, Any]:
     shutil.copytree(folder.parent / "model", folder / "copy")
     path = folder / "copy" / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -30,7 +24,6 @@ def truncated_weights(folder: Path) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] = {
     "unknown flag": ({"learning_rte": 1}, "unknown flag '--learning_rte'; the nearest is --learning_rate"),
     "unknown metric": ({"reward_weights": '{"XX": 1}'}, "has no metric XX; expected some of VQ, MQ, TA"),
-    "used run folder": (used_folder, "'run' already holds a run (metrics.jsonl)"),
     "missing weights": ({"pretrained_model_root": "nowhere"}, "weights are missing"),
     "truncated weights": (truncated_weights, "Cannot read 'copy/transformer/"),
 }
@@ -45,6 +38,6 @@ def test_bad_input_is_named_and_leaves_nothing(command_line, tiny_root, prompts_
     argv = arguments(tiny_root, prompts_csv, Path("run"), **settings)
 
     finished = command_line.run("post_train.py", argv)
-    assert finished.status == 2, finished.stderr
+    assert finished.returncode == 2, finished.stderr
     assert finished.stderr.startswith("post_train.py: ") and message in finished.stderr
     assert "Traceback" not in finished.stderr and finished.stdout == "" and contents(folder) == before

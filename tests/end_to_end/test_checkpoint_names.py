@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from generate import main as generate
 from hyvideo.checkpoint.train_state import BEST, read_facts
@@ -20,12 +19,6 @@ from tests.support.rewards import BRIGHTNESS, GUARDED
 from tests.support.training import PROMPTS, arguments, flags_of, training_of, write_prompts
 
 SAMPLING = {"num_inference_steps": 2, "fixed_size": "32x32", "video_length": 5, "guidance_scale": 1.0}
-
-
-def loaded(root: Path, checkpoint: Path, *, ema: bool) -> nn.Module:
-    transformer = load_transformer(root, dtype=torch.float32)
-    load_trained_policy(transformer, checkpoint, ema=ema)
-    return transformer
 
 
 def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_root, tmp_path, capsys):
@@ -61,7 +54,8 @@ def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_ro
 
     for ema in (False, True):
         argv = ["--model_path", str(tiny_root), "--checkpoint_path", str(best), *["--ema"] * ema]
-        expected = loaded(tiny_root, first, ema=ema)
+        expected = load_transformer(tiny_root, dtype=torch.float32)
+        load_trained_policy(expected, first, ema=ema)
         assert export([*argv, "--format", "lora", "--output_path", str(tmp_path / f"lora {ema}")]) == 0
         received = load_transformer(tiny_root, dtype=torch.float32)
         load_lora(received, tmp_path / f"lora {ema}")

@@ -30,7 +30,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(command_line, tiny_root,
     flags = arguments(tiny_root, prompts_csv, tmp_path / "runs" / "new")
     before = sorted(tmp_path.rglob("*"))
     finished = command_line.run("post_train.py", [*flags, "--dry_run"])
-    assert finished.status == 0, finished.stderr
+    assert finished.returncode == 0, finished.stderr
     assert "peak: update" in finished.stdout and "prompt groups per round" in finished.stdout
     assert "dry run: 1 rank(s)" in finished.stdout and "no run folder was touched" in finished.stdout
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and "outputs_of" not in str(path)] == []

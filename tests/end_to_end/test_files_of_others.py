@@ -179,5 +179,5 @@ def test_a_full_disk_is_told_by_the_file_and_the_reason(command_line, tiny_root,
         finished = command_line.run("post_train.py", arguments(tiny_root, prompts_csv, Path("out"), max_steps=1))
     finally:
         subprocess.run(["umount", folder], check=True)
-    assert finished.status in (1, 2) and 'post_train.py", line' not in finished.stderr
+    assert finished.returncode in (1, 2) and 'post_train.py", line' not in finished.stderr
     assert re.search(r"(: |^)'out\S*': No space left on device|Cannot save 'out/", finished.stderr), finished.stderr

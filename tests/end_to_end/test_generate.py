@@ -27,7 +27,7 @@ def generate(command_line: CommandLine, tiny_root: Path) -> Generate:
     def run(status: int = 0, **flags: Any) -> Finished:
         settings = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
         finished = command_line.run("generate.py", flags_of(settings))
-        assert finished.status == status, finished.stderr
+        assert finished.returncode == status, finished.stderr
         return finished
 
     return run
@@ -141,8 +141,8 @@ def test_bad_input_is_named_and_leaves_nothing(generate, command_line):
 
 def test_without_arguments_it_shows_a_command_that_works_here(command_line):
     finished = command_line.run("generate.py", [])
-    assert finished.status == 2
+    assert finished.returncode == 2
     (command_line.folder / "assets").symlink_to(REPOSITORY / "assets")
     program, *arguments = shlex.split(finished.stdout.splitlines()[0])[1:]
-    assert command_line.run(program, arguments).status == 0
+    assert command_line.run(program, arguments).returncode == 0
     assert video_length(command_line.folder / arguments[-1])[0] > 1

@@ -44,7 +44,7 @@ def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, ti
 
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     second = command_line.run("post_train.py", argv)
-    assert second.status == 2
+    assert second.returncode == 2
     (line,) = second.stderr.splitlines()
     assert line.startswith("post_train.py: output_dir: 'run' already holds a run")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(c
     # torchrun sends a signal while the report is written: other ranks have ended before this one.
     command.signal_when(signal.SIGTERM, lambda: "Last good checkpoint" in command.read("stderr"))
     finished = command.wait()
-    assert finished.status == 1 and "Traceback" not in finished.stderr
+    assert finished.returncode == 1 and "Traceback" not in finished.stderr
     good = latest_checkpoint(run / "checkpoints")
     last_line = finished.stderr.splitlines()[-1]
     for said in ("not finite, the update was not made", f"Last good checkpoint: {good}.", "A lower learning_rate"):
@@ -72,7 +72,7 @@ def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_
     reward = {"reward_model": "tests.support.rewards:Brightness", "reward_weights": '{"brightness": 1}'}
     argv = arguments(tiny_root, csv, command_line.folder / "run", **reward, validation_interval=0)
     finished = command_line.run("post_train.py", argv)
-    assert finished.status == 1
+    assert finished.returncode == 1
     lines = finished.stderr.splitlines()
     frames = [line for line in lines if line.startswith("  File ")]
     assert "tests/support/rewards.py" in frames[0], finished.stderr
@@ -94,7 +94,7 @@ def test_a_run_without_its_folder_says_so_and_names_no_checkpoint(command_line, 
     command.signal_when(signal.SIGCONT, removed)
     shutil.rmtree(command_line.folder / "away")
     finished = command.wait()
-    assert finished.status == 1
+    assert finished.returncode == 1
     assert "Traceback" not in finished.stderr and "intact" not in finished.stderr, finished.stderr
     last = finished.stderr.splitlines()[-1]
     assert "ERROR" in last and ("is there no longer" in last or "No finished checkpoint is in" in last), last
@@ -112,7 +112,7 @@ def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_again(
         command = command_line.start("post_train.py", argv)
         command.signal_when(number, lambda more=more: _text(run / "metrics.jsonl").count("\n") >= more)
         finished = command.wait()
-        assert finished.status == status, finished.stderr
+        assert finished.returncode == status, finished.stderr
         last = steps()[-1]
         assert steps() == list(range(1, last + 1))
         assert latest_checkpoint(run / "checkpoints").name == f"step_{last}"
@@ -125,12 +125,12 @@ def test_a_preemption_before_the_first_round_asks_to_be_started_again(command_li
     command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, **long))
     command.signal_when(signal.SIGTERM, lambda: "reward moving_shapes" in _text(run / "console.log"))
     finished = command.wait()
-    assert finished.status == 75, finished.stderr
+    assert finished.returncode == 75, finished.stderr
     assert finished.stderr.splitlines()[-1] == "post_train.py: SIGTERM: nothing to save"
     assert latest_checkpoint(run / "checkpoints") is None
 
     argv = arguments(tiny_root, prompts_csv, run, max_steps=1, resume_from_checkpoint="latest")
-    assert command_line.run("post_train.py", argv).status == 0
+    assert command_line.run("post_train.py", argv).returncode == 0
 
 
 def _text(path: Path) -> str:
@@ -141,7 +141,7 @@ def test_profile_mode_leaves_a_trace_and_a_table(command_line, tiny_root, prompt
     run = tmp_path / "run"
     argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True)
     finished = command_line.run("post_train.py", argv)
-    assert finished.status == 0, finished.stderr
+    assert finished.returncode == 0, finished.stderr
     assert f"profiled until step 3: {run / 'profile'}" in finished.stderr
     recorded = ("rollout", "reward", "anchor", "update")
     assert all((run / "profile" / f"trace_rank0_{phase}.json.gz").stat().st_size > 1000 for phase in recorded)

@@ -28,7 +28,7 @@ def test_a_video_is_sharpened_from_640_to_960_pixels_and_the_one_before_is_the_p
     asked |= {"image_path": command_line.folder / "image.png"} if task == "i2v" else {}
     sharp = flags_of(asked | {"sr": "true", "save_pre_sr_video": "true", "output_path": "a.mp4"})
     finished = command_line.run("generate.py", sharp)
-    assert finished.status == 0, finished.stderr
+    assert finished.returncode == 0, finished.stderr
     video = read_video(command_line.folder / "a.mp4")
     note = json.loads((command_line.folder / "a.json").read_text())
     assert video.shape == (1, 960, 960, 3) and note["sr_size"] == "960x960" and note["sr_num_inference_steps"] == 6
@@ -39,7 +39,7 @@ def test_a_video_is_sharpened_from_640_to_960_pixels_and_the_one_before_is_the_p
         few |= {"file_names": "vbench", "save_pre_sr_video": "true", "output_path": "c"}
     for flags in ({"output_path": "b.mp4"}, few):
         finished = command_line.run("generate.py", flags_of(asked | flags))
-        assert finished.status == 0, finished.stderr
+        assert finished.returncode == 0, finished.stderr
     before = read_video(command_line.folder / "a_before_sr.mp4")
     assert torch.equal(before, read_video(command_line.folder / "b.mp4")) and before.shape == (1, 640, 640, 3)
     of_few = {path.name for path in command_line.folder.glob("c*/*.mp4")}
@@ -53,7 +53,7 @@ def test_what_is_missing_or_cannot_be_sharpened_is_named_before_loading(command_
     def told(model: Path, **flags: str) -> str:
         flags = {"model_path": model, "prompt": "a cat", "output_path": "a.mp4", **flags}
         finished = command_line.run("generate.py", flags_of(flags))
-        assert finished.status == 2
+        assert finished.returncode == 2
         return finished.stderr
 
     t2v = {"transformer_version": "480p_t2v", "sr": "true"}

@@ -206,7 +206,7 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
     for name in chance.sample(names, len(names)):
         logged = run.num_rows()
         finished = FAULTS[name].happen(run, chance)
-        statuses, said = [rank.status for rank in finished], "\n".join(rank.stderr for rank in finished)
+        statuses, said = [rank.returncode for rank in finished], "\n".join(rank.stderr for rank in finished)
         assert set(statuses) <= set(FAULTS[name].statuses), f"{name}: {statuses}\n{said[-6000:]}"
         assert re.search(FAULTS[name].says, said), f"{name}: {said[-6000:]}"
         assert_nothing_lost(run, logged)
@@ -215,5 +215,5 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
     whole = Run(command_line, tmp_path / "whole", root_of_four_heads, prompts_csv)
     for one in (run, whole):
         one.start(max_steps=last)
-        assert [rank.status for rank in one.wait()] == [0, 0]
+        assert [rank.returncode for rank in one.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)

@@ -43,7 +43,7 @@ def test_nothing_grows_but_the_logs(command_line, root_of_four_heads, prompts_cs
             except (FileNotFoundError, json.JSONDecodeError):
                 continue  # a checkpoint was just dropped, or a row is half written
     command.signal(signal.SIGTERM)
-    assert command.wait().status == 75
+    assert command.wait().returncode == 75
 
     settled = [usage for usage in usages if usage["step"] >= num_updates / 2]
     steps = [usage["step"] for usage in settled]
@@ -54,6 +54,6 @@ def test_nothing_grows_but_the_logs(command_line, root_of_four_heads, prompts_cs
     assert max(usage["checkpoints"] for usage in settled) <= SETTINGS["keep_last"] + 2  # one begun, one replaced
     assert max(usage["files"] for usage in settled) <= min(usage["files"] for usage in settled) + 12  # those of a save
     finished = command_line.run("post_train.py", argv)
-    assert finished.status == 0, finished.stderr
+    assert finished.returncode == 0, finished.stderr
     assert [row["step"] for row in rows_of(run)] == list(range(1, num_updates + 21))
     assert len(list((run / "checkpoints").glob("step_*"))) == SETTINGS["keep_last"]

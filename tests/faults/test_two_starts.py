@@ -33,17 +33,17 @@ def test_of_two_that_start_at_once_one_trains_alone(start, command_line: Command
     resume, seeds = {"resume_from_checkpoint": "latest", "seed": 1}, (1, 2)
     if used:
         for folder in ("both", "alone1"):
-            assert start(folder, **resume, max_steps=1).wait().status == 0
+            assert start(folder, **resume, max_steps=1).wait().returncode == 0
         seeds = (1, 1)
     runs = [start("both", **resume | {"seed": seed}) for seed in seeds]
     finished = [run.wait() for run in runs]
-    assert sorted(one.status for one in finished) == [0, 2], finished
-    (refused,) = (one for one in finished if one.status == 2)
+    assert sorted(one.returncode for one in finished) == [0, 2], finished
+    (refused,) = (one for one in finished if one.returncode == 2)
     assert re.search(REFUSALS, refused.stderr) and "Traceback" not in refused.stderr
     both = command_line.folder / "both"
     seed = load_saved_config(both / "config.yaml").run.seed
-    assert [one.status for one, own in zip(finished, seeds, strict=True) if own == seed].count(0) == 1
-    assert start(f"alone{seed}", **resume | {"seed": seed}).wait().status == 0
+    assert [one.returncode for one, own in zip(finished, seeds, strict=True) if own == seed].count(0) == 1
+    assert start(f"alone{seed}", **resume | {"seed": seed}).wait().returncode == 0
     assert_identical(both, command_line.folder / f"alone{seed}")
     assert (both / "console.log").read_text().count("run folder") == 1 + used
     assert len(list((both / "tb").glob("events*"))) == 1 + used
@@ -59,10 +59,10 @@ def test_runs_that_ended_while_others_were_loading_are_left_as_they_are(start, c
         while "\nState:\tT" not in Path(f"/proc/{run.pid}/status").read_text():
             assert run.is_alive() and time.monotonic() < deadline, run.read("stderr")
             time.sleep(0.05)
-    assert start("run", seed=1).wait().status == 0
+    assert start("run", seed=1).wait().returncode == 0
     before = contents(command_line.folder / "run")
     for run in slow:
         run.signal(signal.SIGCONT)
         refused = run.wait()
-        assert refused.status == 2 and re.search(REFUSALS, refused.stderr), refused.stderr
+        assert refused.returncode == 2 and re.search(REFUSALS, refused.stderr), refused.stderr
     assert contents(command_line.folder / "run") == before

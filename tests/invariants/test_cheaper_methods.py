@@ -92,11 +92,3 @@ def test_a_normalized_ratio_starts_at_1_and_the_later_update_of_a_round_leaves_i
     _, _, rows = rounds(updates_per_rollout=2, sde_type=sde_type, **settings)
     assert [row["clip_fraction"] > 0 for row in rows] == [False, True]
     assert all(row["grad_norm"] > 0 for row in rows)
-
-
-def test_a_window_of_all_steps_is_no_window(rounds):
-    whole, _, rows = rounds(sde_window="first", sde_window_size=NUM_STEPS)
-    plain, _, expected = rounds()
-    for rollout, reference in zip(whole, plain, strict=True):
-        assert torch.equal(rollout.latents, reference.latents)
-    assert [row["loss/total"] for row in rows] == [row["loss/total"] for row in expected]

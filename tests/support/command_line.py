@@ -7,10 +7,10 @@ arguments, working directory and output.
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import MappingProxyType
@@ -22,13 +22,8 @@ TIMEOUT = 600.0
 """Seconds after which a command that should have ended is a failed test."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A command that ended: its exit status (negative for a signal) and what it wrote."""
-
-    status: int
-    stdout: str
-    stderr: str
+Finished = subprocess.CompletedProcess[str]
+"""A command that ended: its exit status (negative for a signal) and what it wrote."""
 
 
 class Command(ForkServerProcess):
@@ -64,7 +59,7 @@ class Command(ForkServerProcess):
         if self.is_alive():
             self.kill()
             raise AssertionError(f"no end after {TIMEOUT} s: {self.read('stderr')[-2000:]}")
-        return Finished(self.exitcode, self.read("stdout"), self.read("stderr"))
+        return Finished(self._argv, self.exitcode, self.read("stdout"), self.read("stderr"))
 
     def read(self, name: str) -> str:
         """Return what it wrote so far to `stdout` or `stderr`."""
@@ -96,10 +91,10 @@ class CommandLine:
         port = free_port()
         ranks = [self.start(script, argv, rank_environment(rank, num_ranks, port)) for rank in range(num_ranks)]
         finished = [rank.wait() for rank in ranks]
-        assert [rank.status for rank in finished] == [0] * num_ranks, finished
+        assert [rank.returncode for rank in finished] == [0] * num_ranks, finished
 
     def call(self, command: Sequence[str]) -> int:
         """Stand in for `subprocess.call` of `[python, script, argv...]`; its stderr comes out of this process's."""
         finished = self.run(command[1], command[2:])
         print(finished.stderr, end="", file=sys.stderr)
-        return finished.status
+        return finished.returncode

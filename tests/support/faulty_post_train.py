@@ -33,8 +33,8 @@ def fail(error: Exception) -> Call:
 
 
 def lose_the_loss(call: Call, *args: Any, **settings: Any) -> Any:
-    loss, diagnostics = call(*args, **settings)
-    return loss * torch.nan, diagnostics
+    loss, clip_fraction = call(*args, **settings)
+    return loss * torch.nan, clip_fraction
 
 
 def overflow_the_gradient(call: Call, parameters: Any) -> None:

@@ -1,7 +1,6 @@
 """What a reward is, and the registry of their names. Every file beside this one that registers a reward is found."""
 
 import importlib
-import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -172,6 +171,5 @@ def registered_rewards() -> Mapping[str, type[RewardModel]]:
             for reward in [reward for reward, owner in _REWARDS.items() if owner.__module__ == name]:
                 del _REWARDS[reward]
             file = str(Path(module.module_finder.path) / module.name) + ("" if module.ispkg else ".py")
-            if os.environ.get("RANK", "0") == "0":
-                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {error!r}")
+            complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {error!r}", once=True)
     return dict(sorted(_REWARDS.items()))

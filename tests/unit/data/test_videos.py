@@ -221,13 +221,9 @@ def test_a_file_of_any_name_is_replaced_when_the_block_ends_and_stays_when_it_fa
     assert nearest_existing(Path("a")) == tmp_path
 
 
-def listen_at(path: Path) -> None:
-    socket.socket(socket.AF_UNIX).bind(str(path))
-
-
 SPECIAL: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
-    "a socket": listen_at,
+    "a socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
     "a link to a device": lambda path: path.symlink_to("/dev/null"),
     "a link to a process's output": lambda path: path.symlink_to("/proc/self/fd/1"),
 }

@@ -110,6 +110,7 @@ def test_from_thirty_values_on_an_interval_follows_their_shape_and_of_fewer_it_i
     assert interval.high - interval.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
     single = seed_interval([0.25])
+    assert str(bootstrap_interval([0.25, math.nan])) == str(single)
     assert single.mean == 0.25 and math.isnan(single.low) and math.isnan(single.high)
     assert str(single) == "+0.250 [no interval from 1]"
 
@@ -117,10 +118,9 @@ def test_from_thirty_values_on_an_interval_follows_their_shape_and_of_fewer_it_i
 @pytest.mark.parametrize(
     ("compute", "values", "message"),
     [
-        (bootstrap_interval, [[1.0, math.nan]], "at least 2 values that are not NaN, received 1"),
         (bootstrap_interval, [[1.0, math.inf]], "infinite"),
         (paired_gain, ([1.0, 2.0], [1.0, 2.0, 3.0]), r"\(2,\) \(3,\)"),
-        (paired_gain, ([1.0, math.nan, 2.0], [math.nan, 1.0, 2.0]), "at least 2 values that are not NaN, received 1"),
+        (paired_gain, ([1.0, math.nan, 2.0], [math.nan, 1.0, 2.0]), "at least 2 pairs without NaN, received 1"),
         (paired_gain, ([1.0, math.inf], [1.0, 2.0]), "infinite"),
     ],
 )

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import write_program
-
-ROOT = Path(__file__).parents[3]
+from tests.support.training import REPOSITORY as ROOT
 
 HF = """#!/usr/bin/env bash
 echo "hf $*" >> "$CALLS"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import write_program
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[3]
 needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is not installed (apt-get install pdsh)")
 
 # The last two words are the host and the command, as sshd would give it to the user's shell.

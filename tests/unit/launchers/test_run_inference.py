@@ -9,8 +9,8 @@ import pytest
 
 from generate import parse_arguments
 from tests.support.programs import write_program
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[3]
 STUB = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then echo "${NUM_GPUS:-1}"; exit; fi
 printf '%s\\n' "$@"

@@ -7,15 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hyvideo.distributed.hangs import HANGS
 from tests.support.programs import write_program
 from tests.support.ranks import free_port
-
-ROOT = Path(__file__).parents[3]
+from tests.support.training import REPOSITORY as ROOT
 
 # Stands in for Python: answers the question for GPUs with NUM_GPUS and prints what else it is asked to run.
 STUB = """#!/usr/bin/env bash

@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.support.programs import write_program
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[3]
 LINES = (line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines())
 PINS = [line for line in LINES if line]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import write_program
+from tests.support.training import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[3]
 SCONTROL = """#!/usr/bin/env bash
 if [[ $1 == show ]]; then printf '%s\\n' first second; else printf '%s\\n' "$*" >>"$CALLS"; fi
 """

@@ -11,11 +11,9 @@ from tests.support.training import arguments, write_prompts
 
 
 @pytest.fixture
-def base(tmp_path):
+def base(prompts_csv):
     """Flags of a configuration that passes on one rank."""
-    csv = tmp_path / "prompts.csv"
-    csv.write_text("prompt\na cat\n")
-    return ["--batch_size", "4", "--train_video_csv", str(csv), "--valid_video_csv", str(csv)]
+    return ["--batch_size", "4", "--train_video_csv", str(prompts_csv), "--valid_video_csv", str(prompts_csv)]
 
 
 def problems(argv, world_size=1, **vae):

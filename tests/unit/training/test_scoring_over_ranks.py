@@ -29,17 +29,13 @@ class Broken(Brightness):
         return super().__call__(videos, prompts)
 
 
-def broken_reward(error: BaseException | None, max_failed: float = 0.5) -> WeightedReward:
-    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None, "reward_model")
-    model = Broken(error) if error else Brightness()
-    return WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
-
-
 def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: BaseException | None = None) -> int | str:
     """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
     mesh = build_mesh()
     prompts = prompts_of_ranks[mesh.rank]
-    reward = broken_reward(error, max_failed)
+    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None, "reward_model")
+    model = Broken(error) if error else Brightness()
+    reward = WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
     before = sum(map(len, prompts_of_ranks[: mesh.rank]))
     positions = torch.arange(before, before + len(prompts))
     try:

@@ -34,10 +34,6 @@ def test_a_thousand_and_more_videos_are_listed_in_the_order_of_their_numbers(tmp
     assert [row["reward"] for row in rows] == list(range(count))
 
 
-def json_mean(folder: Path) -> float:
-    return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
-
-
 def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(trained):
     training = trained(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
@@ -54,7 +50,8 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert [event.step for event in events.Images("samples/000")] == [0, 2]
     assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
     log = (training.folder.path / "console.log").read_text()
-    start, end = json_mean(training.folder.samples / "step_0"), second["valid/reward"]
+    before = read_scored_videos(training.folder.samples / "step_0")
+    start, end = statistics.fmean(video.reward for video in before), second["valid/reward"]
     assert f" valid at 0: reward {start:+.2f}\n" in log
     assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
     assert log.count(" step ") == 2 and " command: python" in log
