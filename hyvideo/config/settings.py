@@ -1,15 +1,15 @@
 """The schema read as data: a `Setting` of each, with its group, type, default and manual."""
 
+import ast
 import dataclasses
 import inspect
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
-
-from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 
 from hyvideo.config.schema import Config
 
@@ -64,12 +64,22 @@ class Setting:
         return f"{words}, or none" if self.optional else words
 
 
+def _manual_texts(group: type) -> dict[str, str]:
+    """Field name -> the string literal that follows the field in the class body, on one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
 def _read_schema() -> dict[str, Setting]:
     """All settings in schema order, by name. A hint `X | None` is optional, `Literal` lists choices."""
     defaults = Config()
     settings: dict[str, Setting] = {}
     for group in dataclasses.fields(Config):
-        texts = extract_docstrings_from_cls(group.type, use_inspect=True)
+        texts = _manual_texts(group.type)
         about = {field.name: field.metadata for field in dataclasses.fields(group.type)}
         for name, hint in typing.get_type_hints(group.type).items():
             optional = isinstance(hint, types.UnionType)
@@ -80,7 +90,7 @@ def _read_schema() -> dict[str, Setting]:
             inner = typing.get_args(hint)[0] if kind is list else hint
             choices = typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
             nested = kind is dict and typing.get_args(hint)[1] is typing.Any
-            default, doc = getattr(getattr(defaults, group.name), name), " ".join(texts.get(name, "").split())
+            default, doc = getattr(getattr(defaults, group.name), name), texts.get(name, "")
             settings[name] = Setting(name, group.name, kind, nested, choices, optional, default, doc, **about[name])
     return settings
 
