@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +19,6 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extra
 from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 from transformers import (
     ByT5Tokenizer,
     Qwen2_5_VLTextModel,
@@ -248,13 +246,22 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def encoders_at_work(self) -> Iterator[None]:
         """Let encoders that rest in host memory compute on the device; nothing changes, so nothing is copied back."""
         device = self._execution_device  # to ask for it takes diffusers milliseconds
-        with ExitStack() as visits:
-            for encoder in self.encoders if self.encoder_offload else ():
-                with host_read("networks that rest in host memory visit the device, once in many rounds"):
-                    resting = chain(encoder.named_parameters(), encoder.named_buffers())
-                    away = {name: tensor.detach().to(device) for name, tensor in resting}
-                visits.enter_context(_reparametrize_module(encoder, away, tie_weights=True))  # what is shared stays so
+        places: list[tuple[nn.Module, str, Tensor]] = []
+        away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
+        for module in (module for encoder in self.encoders for module in encoder.modules() if self.encoder_offload):
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                places.append((module, name, tensor))
+                if tensor not in away:
+                    with host_read("networks that rest in host memory visit the device, once in many rounds"):
+                        copy = tensor.detach().to(device)
+                    away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
+        try:
+            for module, name, tensor in places:
+                setattr(module, name, away[tensor])
             yield
+        finally:
+            for module, name, tensor in places:
+                setattr(module, name, tensor)
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
         """Encode the texts of `prompts` and the images they name, cropped to `size` (height, width), one row each.
