@@ -34,10 +34,7 @@ EXPECTED = {
     "shuffled": ("nothing",),
     "shuffled_first_step": ("nothing",),
 }
-"""Planted reward -> the look that it pays for; the last two are controls, one for each of the settings below.
-
-Most of these videos is background, so brightness is as right a name for a dark one as border.
-"""
+"""Planted reward -> what it pays for (most of these videos is background); last, the controls of both settings."""
 
 FOUND = "found.json"
 """File of a run's folder: the look that was named first, and in what words."""
@@ -102,10 +99,8 @@ def main(argv: list[str]) -> int:
                 first, told = json.loads((folder / FOUND).read_text())
                 named.append(first)
                 print(f"{folder.name:18s} {first:12s} {told}", flush=True)
-            right, expected = sum(first in EXPECTED[kind] for first in named), " or ".join(EXPECTED[kind])
-            print(f"{kind}: {expected} first in {right} of {len(named)} runs", flush=True)
-            facts = {"expected": expected, "named": named}
-            (arguments.output_dir / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
+            right = sum(first in EXPECTED[kind] for first in named)
+            print(f"{kind}: {' or '.join(EXPECTED[kind])} first in {right} of {len(named)} runs", flush=True)
     except (ValueError, OSError) as error:
         complain(f"plant: {error}")
         return 2
@@ -115,12 +110,11 @@ def main(argv: list[str]) -> int:
 def _train(folder: Path, kind: str, seed: int, flags: list[str]) -> None:
     """Train one run, anew if it was cut off, and write what the panel names first."""
     shutil.rmtree(folder, ignore_errors=True)
-    shuffled = EXPECTED[kind] == ("nothing",)
-    reward = ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
-    own = [] if shuffled else reward
-    own += FIRST_STEP if kind in ("brightness", "dark_background", "shuffled_first_step") else ()
-    argv = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed), *own, *flags]
-    training = open_run(load_config(argv))
+    argv, shuffled = [*SETTINGS, "--output_dir", str(folder), "--seed", str(seed)], EXPECTED[kind] == ("nothing",)
+    if not shuffled:
+        argv += ["--reward_model", "scripts.tiny.plant:Planted", "--reward_weights", json.dumps({kind: 1.0})]
+    argv += FIRST_STEP if kind in ("brightness", "dark_background", "shuffled_first_step") else ()
+    training = open_run(load_config([*argv, *flags]))
     if shuffled:
         training.reward = ShuffledReward(training.reward, seed)
     training.config.validation.validate_at_step0 = False
