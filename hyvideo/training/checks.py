@@ -132,7 +132,7 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
 
 
 def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
-    """Refuse, by a ValueError, guards that compare too few videos, or prompts without a judge, or what it can judge.
+    """Refuse, by a ValueError, a guard that would compare too few videos for its judge, or, without one, prompts.
 
     `prompts` are all rows of `valid_video_csv`; the judge is None if it is not yet built.
     """
