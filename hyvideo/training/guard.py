@@ -123,13 +123,13 @@ def fallen_spreads(drifted: Drift, shares: Mapping[str, float]) -> str:
     """Say which spreads over the prompts clearly fell, and below their shares (`drift_guard`); empty if none did."""
     spreads = {look: drifted.changes[look].spread for look in shares}
     fallen = " and ".join(
-        f"{look} {1 + spread.mean:.2f} (at least {shares[look]:g} is asked for)"
+        f"{1 + spread.mean:.2f} for {look} (at least {shares[look]:g} is asked for)"
         for look, spread in spreads.items()
         if spread.high < 0 and 1 + spread.mean < shares[look]
     )
     return fallen and (
-        f"drift_guard: videos become alike. Of its spread over {drifted.num_prompts} prompts before training, {fallen} "
-        "is left."
+        f"drift_guard: videos become alike. Compared with before training, their spread over {drifted.num_prompts} "
+        f"prompts fell to {fallen}."
     )
 
 

@@ -78,6 +78,9 @@ def test_a_report_shows_what_else_changed_and_the_pairs_that_changed_most(tmp_pa
     add_looks(run / "samples" / "step_30", 0.5 + 0.1 * (levels - 0.5))
     page = read(report_runs([run], run / "report.html"))
     assert "spread -90 %" in page.text and "Most changed, gain" in page.text and "flicker" in page.text
+    assert "99.8 % interval" in page.text and "no bound" not in page.text
+    report = (run / "report.html").read_text()
+    assert "<b>−90</b>" in report and not re.search(r"<b>[+−]?0\.\d\d</b>", report.partition('id="drift"')[2])
     assert ("Spread among siblings" in page.text) == siblings
     assert "What else changed" not in without.text
     shown, before = (Counter(one.values("video", "src")) for one in (page, without))
