@@ -7,7 +7,7 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.training.build import read_inputs
 from hyvideo.training.checks import check_config
-from tests.support.training import arguments, write_prompts
+from tests.support.training import PROMPTS, arguments, write_prompts
 
 
 @pytest.fixture
@@ -128,8 +128,9 @@ def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, 
     needed = ["--validate_at_step0", "true", "--validation_interval", "5"]
     assert any("set validate_at_step0 true" in line for line in problems([*base, "--drift_guard", "border=0.5"]))
     assert problems([*base, *needed, "--drift_guard", "border=0.5", "motion=0.2"]) == []
-    argv = arguments(tiny_root, write_prompts(tmp_path / "prompts.csv"), tmp_path / "out", validation_interval=5)
-    with pytest.raises(ValueError, match="would compare 2 different validation prompts"):
+    alike = write_prompts(tmp_path / "alike.csv", PROMPTS * 2)
+    argv = arguments(tiny_root, alike, tmp_path / "out", validation_interval=5, validation_num_videos=8)
+    with pytest.raises(ValueError, match="would compare 4 different validation prompts"):
         read_inputs(load_config([*argv, *needed[:2], "--drift_guard", "border=0.5"]))
 
 
