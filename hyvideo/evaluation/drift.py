@@ -28,7 +28,7 @@ LOOKS = {
     "saturation": "mean difference of a pixel's largest and smallest channel",
     "hue_spread": "how far the strong hues of a frame differ: 0 for one hue, 1 for opposite ones",
     "sharpness": "mean absolute Laplacian of luminance",
-    "motion": "mean absolute difference of successive frames",
+    "motion": "how far contours move across themselves, in frame widths per frame, whatever their contrast",
     "motion_x": "mean motion to the right, in frame widths per frame",
     "motion_y": "mean motion downwards, in frame widths per frame",
     "flicker": "mean absolute second difference in time of a frame's luminance",
@@ -39,7 +39,7 @@ LOOKS = {
 ALPHA = 0.05
 """Largest probability that any interval of a comparison misses its value."""
 
-FLOOR = dict.fromkeys(LOOKS, 1e-4) | dict.fromkeys(("motion_x", "motion_y", "flicker"), 1e-5)
+FLOOR = dict.fromkeys(LOOKS, 1e-4) | dict.fromkeys(("motion", "motion_x", "motion_y", "flicker"), 1e-5)
 """Standard deviation below which a look does not vary: a fortieth of a grey level; less where all values are small."""
 
 NEGLIGIBLE = 0.2
@@ -79,14 +79,14 @@ def _looks(video: Tensor) -> dict[str, float]:
     shrink = max(1.0, min(small.shape[1:]) / _SIDE)
     small = adaptive_avg_pool2d(small[:, None], [max(1, round(side / shrink)) for side in small.shape[1:]])[:, 0]
     means = small.mean((1, 2))
-    motion_x, motion_y = _motion(small)
+    motion, motion_x, motion_y = _motion(small)
     return {
         "brightness": float(luma.mean()),
         "contrast": float(luma.flatten(1).std(1, correction=0).mean()),
         "saturation": float(chroma.mean()),
         "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.005)).mean()),
         "sharpness": float((4 * inner - around).abs().mean()) if inner.numel() else 0.0,
-        "motion": float(small.diff(dim=0).abs().mean()) if frames > 1 else 0.0,
+        "motion": motion,
         "motion_x": motion_x,
         "motion_y": motion_y,
         "flicker": float(means.diff(n=2).abs().mean()) if frames > 2 else 0.0,
@@ -99,21 +99,24 @@ def _luminance(pixels: Tensor) -> Tensor:
     return pixels @ torch.tensor([0.2126, 0.7152, 0.0722])
 
 
-def _motion(frames: Tensor) -> tuple[float, float]:
-    """Mean displacement (x, y) between successive frames `[F, h, w]` in widths: least squares of the optical flow.
+def _motion(frames: Tensor) -> tuple[float, float, float]:
+    """Mean displacement between successive frames `[F, h, w]` in widths: across contours, to the right, downwards.
 
-    One displacement explains a pair of frames by their gradients (Lucas and Kanade 1981), so a moving object counts as
-    far as it has contours, and beyond a thirtieth of the width per frame a faster one counts no more.
+    The first is the spread of the change of brightness over the frame per gradient. So neither faint contours nor a
+    frame that becomes brighter as a whole count. The others are one displacement that explains a pair of frames by
+    their gradients (Lucas and Kanade 1981). Beyond a thirtieth of the width per frame a faster object counts no more.
     """
     if len(frames) < 2 or min(frames.shape[1:]) < 2:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     middle, change = (frames[1:] + frames[:-1]) / 2, frames.diff(dim=0)
     y, x = (gradient.flatten(1) for gradient in torch.gradient(middle, dim=(1, 2)))
     change = change.flatten(1)
     xx, yy, xy = ((a * b).mean(1) + ridge for a, b, ridge in ((x, x, 1e-6), (y, y, 1e-6), (x, y, 0.0)))
     of_x, of_y, area = -(x * change).mean(1), -(y * change).mean(1), xx * yy - xy * xy
-    moved_x, moved_y, width = (yy * of_x - xy * of_y) / area, (xx * of_y - xy * of_x) / area, frames.shape[2]
-    return float(moved_x.mean() / width), float(moved_y.mean() / width)
+    across = (change.var(1, correction=0) / (xx + yy)).sqrt()
+    moved = torch.stack([across, (yy * of_x - xy * of_y) / area, (xx * of_y - xy * of_x) / area])
+    across, right, down = (moved.mean(1) / frames.shape[2]).tolist()
+    return across, right, down
 
 
 @dataclass(frozen=True)

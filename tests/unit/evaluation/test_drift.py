@@ -69,11 +69,25 @@ def test_the_look_that_was_changed_is_named_first(change, first):
     assert next(iter(found.changes)) == first and str(found).startswith(first)
 
 
+def faded(videos: Tensor, to: float = 0.5) -> Tensor:
+    background = videos[:, :, :4, :4].mean((2, 3), keepdim=True)
+    return background + to * (videos - background)
+
+
 def test_contrast_of_grey_videos_is_named():
     grey = CLEAN.float().mean(-1, keepdim=True).expand(CLEAN.shape)
-    background = grey[:, :, :4, :4].mean((2, 3), keepdim=True)
-    before, after = (looks_of((background + gain * (grey - background)).to(torch.uint8)) for gain in (1.0, 0.5))
+    before, after = (looks_of(faded(grey, to).to(torch.uint8)) for to in (1.0, 0.5))
     assert str(drift(before, after, PROMPTS)).startswith("contrast")
+
+
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [(faded, 1), (flickering, 1), (lambda videos: videos[:, : videos.shape[1] // 2].repeat_interleave(2, 1), 0.5)],
+    ids=["fainter contours", "the whole frame's light", "half as fast"],
+)
+def test_motion_is_how_far_contours_move_whatever_their_contrast(change, to):
+    before, after = (sum(video["motion"] for video in looks_of(v)) for v in (CLEAN, changed(change)))
+    assert after / before == pytest.approx(to, rel=0.12)
 
 
 def test_motion_is_measured_in_frame_widths_with_its_direction():

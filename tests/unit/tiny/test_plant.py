@@ -13,10 +13,10 @@ def test_each_planted_reward_pays_for_its_own_look():
     dark, blurred = moving // 2, (moving.float().roll(1, 2) + moving + moving.roll(-1, 2)).div(3).byte()
     videos = torch.stack([moving, pale, still, dark, blurred])
     scores = Planted(RewardContext())(videos, ["a prompt"] * len(videos))
-    assert list(scores) == [kind for kind, looks in EXPECTED.items() if looks != ("nothing",)]
+    assert list(scores) == [kind for kind, look in EXPECTED.items() if look != "nothing"]
     moving, pale, still, dark, blurred = range(5)
     assert scores["brightness"].argmin() == dark
     assert scores["sharpness"][blurred] < scores["sharpness"][moving]
     assert scores["stillness"].argmax() == still
     assert scores["saturation"].argmin() == pale
-    assert scores["dark_background"].argmax() == dark  # of which the white border became grey
+    assert scores["one_background"].argmax() == dark  # of which the white border became grey
