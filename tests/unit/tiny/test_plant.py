@@ -3,7 +3,7 @@
 import torch
 
 from hyvideo.models.reward_models.registry import RewardContext
-from scripts.tiny.plant import EXPECTED, Planted
+from scripts.tiny.plant import KINDS, Planted
 from tests.support.rewards import moving_square
 
 
@@ -13,7 +13,7 @@ def test_each_planted_reward_pays_for_its_own_look():
     dark, blurred = moving // 2, (moving.float().roll(1, 2) + moving + moving.roll(-1, 2)).div(3).byte()
     videos = torch.stack([moving, pale, still, dark, blurred])
     scores = Planted(RewardContext())(videos, ["a prompt"] * len(videos))
-    assert list(scores) == [kind for kind, look in EXPECTED.items() if look != "nothing"]
+    assert list(scores) == [kind for kind, (look, _) in KINDS.items() if look != "nothing"]
     moving, pale, still, dark, blurred = range(5)
     assert scores["brightness"].argmin() == dark
     assert scores["sharpness"][blurred] < scores["sharpness"][moving]
