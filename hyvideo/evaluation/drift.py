@@ -158,7 +158,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """How two sets of videos differ in all LOOKS, first that whose clear changes together are the largest.
+    """How two sets of videos differ in all LOOKS, first that with the largest clear change, of itself or of a spread.
 
     Attributes:
         changes: by look. All their intervals together miss a value with a probability of at most ALPHA (Bonferroni).
@@ -231,7 +231,7 @@ def drift(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, fl
             spread=_relative(*over, level, 2, FLOOR[name]),
             siblings=_relative(*inner, level, 1, FLOOR[name]) if siblings else None,
         )
-    largest = dict(sorted(changes.items(), key=lambda item: -sum(item[1].clear().values())))
+    largest = dict(sorted(changes.items(), key=lambda item: -max(item[1].clear().values(), default=0)))
     return Drift(largest, level, tuple(np.argsort(-moved, kind="stable")[:3].tolist()), len(prompt), len(counts))
 
 
