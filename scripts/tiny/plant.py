@@ -37,8 +37,7 @@ SETTINGS = (
 )
 """Short videos and no trust region: a reward is exploited within a few updates of many videos.
 
-After more updates, or at a higher rate, a policy has also wandered: with shuffled rewards, 40 updates of 8 videos at
-4e-4 changed looks in 6 of 10 runs.
+With 8 videos for each of 40 updates at 4e-4, a policy with shuffled rewards wandered in 6 of 10 runs.
 """
 
 FIRST_STEP = (
@@ -52,7 +51,7 @@ videos with them, and at 281 without. Twice the videos for each update, at half 
 """
 
 ONE_BACKGROUND = (*FIRST_STEP, "--learning_rate", "2e-4", "--max_steps", "22")
-"""At half the rate it takes 40 updates. Where all backgrounds are alike, shapes begin to fade."""
+"""Half the rate takes 40 updates. Where all backgrounds are alike, shapes begin to fade."""
 
 STILLNESS = ("--batch_size", "128", "--learning_rate", "4e-4", "--max_steps", "16")
 """Motion is slow to change: with SETTINGS alone by -0.11 base std in 16 updates."""
