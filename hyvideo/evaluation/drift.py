@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic_core import to_json
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d
 
 from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.intervals import Interval, seed_interval
@@ -29,8 +29,8 @@ LOOKS = {
     "hue_spread": "how far the strong hues of a frame differ: 0 for one hue, 1 for opposite ones",
     "sharpness": "mean absolute Laplacian of luminance",
     "motion": "mean motion of contours across themselves, in frame widths per frame, whatever their contrast",
-    "motion_x": "mean motion to the right, in frame widths per frame",
-    "motion_y": "mean motion downwards, in frame widths per frame",
+    "motion_x": "how far motion points to the right: -1 to 1",
+    "motion_y": "how far motion points downwards: -1 to 1",
     "flicker": "mean absolute second difference in time of a frame's luminance",
     "border": "median luminance of the outermost sixteenth of the frame: the background",
 }
@@ -39,7 +39,7 @@ LOOKS = {
 ALPHA = 0.05
 """Largest probability that any interval of a comparison misses its value."""
 
-FLOOR = dict.fromkeys(LOOKS, 1e-4) | dict.fromkeys(("motion", "motion_x", "motion_y", "flicker"), 1e-5)
+FLOOR = dict.fromkeys(LOOKS, 1e-4) | dict.fromkeys(("motion", "flicker"), 1e-5)
 """Standard deviation below which a look does not vary: a fortieth of a grey level; less where all values are small."""
 
 NEGLIGIBLE = 0.2
@@ -47,6 +47,9 @@ NEGLIGIBLE = 0.2
 
 _PALE = 0.1
 """Saturation up to which a pixel has no hue."""
+
+_SLOW = 1e-3
+"""Motion in frame widths per frame whose direction counts half."""
 
 _STILLS, _SIDE = 8, 64  # frames for what needs all their pixels, and shorter side for what needs all frames
 
@@ -100,26 +103,25 @@ def _luminance(pixels: Tensor) -> Tensor:
 
 
 def _motion(frames: Tensor) -> tuple[float, float, float]:
-    """Mean displacement between successive frames `[F, h, w]` in widths: across contours, to the right, downwards.
+    """Measure the motion in `[F, h, w]`: its amount, and how far it points to the right and downwards.
 
-    The first is of small windows: how far their contours explain the change of brightness, per gradient. So neither
-    faint contours count, nor grain, nor a frame that becomes brighter as a whole. The others are one displacement that
-    explains a pair of frames by their gradients (Lucas and Kanade 1981). Beyond a thirtieth of the width per frame a
-    faster object counts no more.
+    The amount is how far contours move across themselves in a frame's time, in widths: the spread of the change of
+    brightness over the frame, per gradient. So neither faint contours count, nor a frame that becomes brighter as a
+    whole; and beyond a thirtieth of the width a faster object counts no more. The direction is of the one displacement
+    that explains a pair of frames by their gradients (Lucas and Kanade 1981), 0 without motion.
     """
     if len(frames) < 2 or min(frames.shape[1:]) < 2:
         return 0.0, 0.0, 0.0
-    change = frames.diff(dim=0)
-    y, x = torch.gradient((frames[1:] + frames[:-1]) / 2, dim=(1, 2))
-    own = change - change.mean((1, 2), keepdim=True)
-    window = max(2, min(frames.shape[1:]) // 8)
-    of_windows = avg_pool2d(torch.stack([x * own, y * own, x * x + y * y], 1), window, window // 2)
-    across = of_windows[:, :2].norm(dim=1).mean((1, 2)) / (of_windows[:, 2].mean((1, 2)) + 1e-6)
-    x, y, change = x.flatten(1), y.flatten(1), change.flatten(1)
+    middle, change = (frames[1:] + frames[:-1]) / 2, frames.diff(dim=0)
+    y, x = (gradient.flatten(1) for gradient in torch.gradient(middle, dim=(1, 2)))
+    change = change.flatten(1)
     xx, yy, xy = ((a * b).mean(1) + ridge for a, b, ridge in ((x, x, 1e-6), (y, y, 1e-6), (x, y, 0.0)))
     of_x, of_y, area = -(x * change).mean(1), -(y * change).mean(1), xx * yy - xy * xy
-    right, down = (yy * of_x - xy * of_y) / area, (xx * of_y - xy * of_x) / area
-    return tuple(float(moved.mean()) / frames.shape[2] for moved in (across, right, down))
+    across = (change.var(1, correction=0) / (xx + yy)).sqrt()
+    moved = torch.stack([across, (yy * of_x - xy * of_y) / area, (xx * of_y - xy * of_x) / area])
+    amount, right, down = (moved.mean(1) / frames.shape[2]).tolist()
+    length = math.hypot(right, down) + _SLOW
+    return amount, right / length, down / length
 
 
 @dataclass(frozen=True)
