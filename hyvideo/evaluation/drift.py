@@ -29,8 +29,8 @@ LOOKS = {
     "hue_spread": "how far the strong hues of a frame differ: 0 for one hue, 1 for opposite ones",
     "sharpness": "mean absolute Laplacian of luminance",
     "motion": "mean motion of contours across themselves, in frame widths per frame, whatever their contrast",
-    "motion_x": "how far motion points to the right: -1 to 1",
-    "motion_y": "how far motion points downwards: -1 to 1",
+    "direction_x": "how far motion points to the right: -1 to 1",
+    "direction_y": "how far motion points downwards: -1 to 1",
     "flicker": "mean absolute second difference in time of a frame's luminance",
     "border": "median luminance of the outermost sixteenth of the frame: the background",
 }
@@ -82,7 +82,7 @@ def _looks(video: Tensor) -> dict[str, float]:
     shrink = max(1.0, min(small.shape[1:]) / _SIDE)
     small = adaptive_avg_pool2d(small[:, None], [max(1, round(side / shrink)) for side in small.shape[1:]])[:, 0]
     means = small.mean((1, 2))
-    motion, motion_x, motion_y = _motion(small)
+    motion, direction_x, direction_y = _motion(small)
     return {
         "brightness": float(luma.mean()),
         "contrast": float(luma.flatten(1).std(1, correction=0).mean()),
@@ -90,8 +90,8 @@ def _looks(video: Tensor) -> dict[str, float]:
         "hue_spread": float(((strength - hue.mean((1, 2)).norm(dim=-1)) / strength.clamp_min(0.005)).mean()),
         "sharpness": float((4 * inner - around).abs().mean()) if inner.numel() else 0.0,
         "motion": motion,
-        "motion_x": motion_x,
-        "motion_y": motion_y,
+        "direction_x": direction_x,
+        "direction_y": direction_y,
         "flicker": float(means.diff(n=2).abs().mean()) if frames > 2 else 0.0,
         "border": float(torch.cat([part.flatten() for part in border]).median()),
     }

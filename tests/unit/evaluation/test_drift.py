@@ -94,10 +94,10 @@ def test_motion_has_a_direction_that_its_amount_does_not_change():
     ways = [Scene("red", "square", way, "quickly") for way in ("right", "up")]
     right, up = (render([sample_clip(scene, random.Random(1))]) for scene in ways)
     looks = [looks_of(videos)[0] for videos in (right, up)]
-    assert looks[0]["motion_x"] > 0.8 and abs(looks[0]["motion_y"]) < 0.1
-    assert looks[1]["motion_y"] < -0.8 and abs(looks[1]["motion_x"]) < 0.1
+    assert looks[0]["direction_x"] > 0.8 and abs(looks[0]["direction_y"]) < 0.1
+    assert looks[1]["direction_y"] < -0.8 and abs(looks[1]["direction_x"]) < 0.1
     (slow,) = looks_of(right[:, : right.shape[1] // 2].repeat_interleave(2, 1))
-    assert slow["motion_x"] == pytest.approx(looks[0]["motion_x"], rel=0.15)
+    assert slow["direction_x"] == pytest.approx(looks[0]["direction_x"], rel=0.15)
     for short in looks_of(right[:, :1, :1, :1]) + looks_of(right[:, :3, :1]):
         assert set(short) == set(LOOKS) and np.isfinite(list(short.values())).all()
 

@@ -124,7 +124,7 @@ def test_a_drift_guard_needs_looks_shares_and_videos_from_before_training(base, 
     with pytest.raises(ValueError, match=r"expected a mapping.* \(a name stands there twice\)"):
         load_config([*base, "--drift_guard", "border=0.5", "border=0.8"])
     line = next(line for line in problems([*base, "--drift_guard", "border=1.5"]) if "drift_guard takes" in line)
-    assert "received {'border': 1.5}" in line and "motion_x" in line
+    assert "received {'border': 1.5}" in line and "direction_x" in line
     needed = ["--validate_at_step0", "true", "--validation_interval", "5"]
     assert any("set validate_at_step0 true" in line for line in problems([*base, "--drift_guard", "border=0.5"]))
     assert problems([*base, *needed, "--drift_guard", "border=0.5", "motion=0.2"]) == []
