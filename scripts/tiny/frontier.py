@@ -3,8 +3,8 @@
 Example: `python -m scripts.tiny.frontier --output_dir outputs/frontier`
 
 Every point is a run of `scripts.tiny.prove_learning` with other settings of the KL, the demo's own over five seeds.
-After each it writes a picture and `frontier.json` of those that are finished. They are kept: started again, the command
-continues where it stopped. Two commands, one of them with `--backwards`, use two cores better than one.
+After each it writes a picture and `frontier.json`. Finished runs are kept: started again, the command goes on. Two
+commands, one of them with `--backwards`, are faster than one.
 """
 
 import sys

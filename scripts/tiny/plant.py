@@ -2,9 +2,8 @@
 
 Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
-Each planted reward pays for brightness, sharpness, stillness, saturation or a grey background, whatever the prompt. The
-control shuffles the true rewards of a round among its videos. Finished runs are kept: started again, the command makes
-the others. Unknown flags are passed to the runs.
+Each planted reward pays for one look, whatever the prompt. The controls shuffle the true rewards of a round among its
+videos. Finished runs are kept: started again, the command makes the others. Unknown flags are passed to the runs.
 """
 
 import json

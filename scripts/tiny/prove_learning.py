@@ -5,8 +5,7 @@ Example: `python -m scripts.tiny.prove_learning --output_dir outputs/proof`
 Every seed trains the tiny model twice as `make demo` does: with the true reward, and with the rewards of a round
 shuffled among its videos, which keeps everything but the link between a video and its score. It compares videos of
 prompts that the demo's settings were not tuned on, and what the reward hardly sees. Finished runs are kept: started
-again, the command continues where it stopped. Two commands with one of the `--kinds` each use two cores better than
-one command. Unknown flags are passed to the runs.
+again, the command goes on. Two commands with one kind each are faster than one. Unknown flags are passed to the runs.
 """
 
 import sys
