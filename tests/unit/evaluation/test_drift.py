@@ -120,6 +120,16 @@ def test_videos_that_become_alike_over_prompts_or_within_one_show_though_their_m
     assert not drift(looks(1, 0), looks(1, 0), list(map(str, range(48)))).siblings
 
 
+def test_a_look_whose_mean_and_spread_fall_together_counts_once():
+    values = np.random.default_rng(0).exponential(size=200)
+    before = [dict.fromkeys(LOOKS, value) for value in values]
+    after = [
+        {**old, "flicker": 0.3 * value, "border": 1 + 0.1 * (value - 1)}
+        for old, value in zip(before, values, strict=True)
+    ]
+    assert list(drift(before, after, list(map(str, range(200)))).changes)[:2] == ["border", "flicker"]
+
+
 def test_a_spread_that_ended_is_all_gone_and_one_that_began_has_no_bound(tmp_path):
     rng = np.random.default_rng(0)
     small, none = ([dict.fromkeys(LOOKS, value) for value in values] for values in (1e-4 * rng.random(24), [0.0] * 24))
