@@ -163,7 +163,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """How two sets of videos differ in all LOOKS, first that with the largest clear change, of itself or of a spread.
+    """How two sets of videos differ in all LOOKS. The look with the largest clear change comes first.
 
     Attributes:
         changes: by look. All their intervals together miss a value with a probability of at most ALPHA (Bonferroni).

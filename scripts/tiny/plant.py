@@ -50,7 +50,7 @@ videos with them, and at 281 without. Twice the videos for each update, at half 
 """
 
 ONE_BACKGROUND = (*FIRST_STEP, "--learning_rate", "2e-4", "--max_steps", "22")
-"""Half the rate takes 40 updates. Where all backgrounds are alike, shapes begin to fade."""
+"""Half the rate takes 40 updates. After more than these 22, shapes fade as well."""
 
 STILLNESS = ("--batch_size", "128", "--learning_rate", "4e-4", "--max_steps", "20")
 """Motion is slow to change: with SETTINGS alone by -0.11 base std in 16 updates."""

@@ -42,6 +42,11 @@ def flickering(videos: Tensor) -> Tensor:
     return videos
 
 
+def faded(videos: Tensor, to: float = 0.5) -> Tensor:
+    background = videos[:, :, :4, :4].mean((2, 3), keepdim=True)
+    return background + to * (videos - background)
+
+
 def saturated(videos: Tensor) -> Tensor:
     return videos.mean(-1, keepdim=True) + 1.5 * (videos - videos.mean(-1, keepdim=True))
 
@@ -67,11 +72,6 @@ def many_hues(videos: Tensor) -> Tensor:
 def test_the_look_that_was_changed_is_named_first(change, first):
     found = drift(looks_of(CLEAN), looks_of(changed(change)), PROMPTS)
     assert next(iter(found.changes)) == first and str(found).startswith(first)
-
-
-def faded(videos: Tensor, to: float = 0.5) -> Tensor:
-    background = videos[:, :, :4, :4].mean((2, 3), keepdim=True)
-    return background + to * (videos - background)
 
 
 def test_contrast_of_grey_videos_is_named():
