@@ -73,7 +73,7 @@ def check_trained(arguments: argparse.Namespace) -> None:
         arguments.lora_path = str(path.parent if path.name == ADAPTER_FILE else path)
 
 
-def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:
+def check_checkpoint(checkpoint: str | Path, *, ema: bool) -> None:
     """Raise a ValueError unless `checkpoint` is one that `load_trained_policy` reads; no weights are read."""
     _read(named_checkpoint(checkpoint), ema=ema)
 

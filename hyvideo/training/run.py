@@ -378,9 +378,7 @@ class Run:
         due = guarded or stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval)
         if guarded == "rollback" or (due and self._saved_at != step):  # the best by the judge is saved already
             self._save()
-        if guarded == "stop":
-            self.state.finish_save()
-        elif stopped:
+        if stopped and guarded != "stop":
             self._stop_between_rounds()
         self._begin_round()
 

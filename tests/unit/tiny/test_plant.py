@@ -18,5 +18,7 @@ def test_each_planted_reward_pays_for_its_own_look():
     assert scores["brightness"].argmin() == dark
     assert scores["sharpness"][blurred] < scores["sharpness"][moving]
     assert scores["stillness"].argmax() == still
+    assert scores["stillness"][pale].isclose(scores["stillness"][moving], atol=1e-4)  # pale is no slower
+    assert Planted(RewardContext())(0 * videos[:1], ["lost"])["stillness"] < scores["stillness"][still]
     assert scores["saturation"].argmin() == pale
     assert scores["one_background"].argmax() == dark  # of which the white border became grey

@@ -1,5 +1,6 @@
 """The loop: what it saves and when, what it logs, and how it stops."""
 
+import gc
 import math
 import signal
 import statistics
@@ -36,6 +37,7 @@ def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_
     training = trained(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
     assert saved_steps(training) == ["step_4", "step_10"]  # the round that reaches max_steps is made whole
     assert latest_checkpoint(training.folder.checkpoints).name == "step_10"
+    assert gc.isenabled() and not gc.get_freeze_count()
 
 
 def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(trained):
