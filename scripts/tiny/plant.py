@@ -2,9 +2,9 @@
 
 Example: `python -m scripts.tiny.plant --output_dir outputs/planted`
 
-Each planted reward pays for one look, whatever the prompt; for stillness by the speed of the shape's centre, because a
-shape that fades seems slower to the panel as well. The controls shuffle the true rewards of a round among its
-videos. Finished runs are kept: started again, the command makes the others. Unknown flags are passed to the runs.
+Each planted reward pays for one look, whatever the prompt; stillness is that of the shape's centre, since a shape that
+fades seems slower too. The controls shuffle the true rewards of a round among its videos. Finished runs are kept:
+started again, the command makes the others. Unknown flags are passed to the runs.
 """
 
 import json
@@ -54,11 +54,8 @@ videos with them, and at 281 without. Twice the videos for each update, at half 
 ONE_BACKGROUND = (*FIRST_STEP, "--learning_rate", "2e-4", "--max_steps", "22")
 """Half the rate takes 40 updates. After more than these 22, shapes fade as well."""
 
-STILLNESS = (
-    *("--batch_size", "128", "--learning_rate", "4e-4", "--max_steps", "28"),
-    *("--validation_num_videos", "128"),
-)
-"""Motion is slow to change: with SETTINGS alone by -0.11 base std in 16 updates."""
+STILLNESS = ("--batch_size", "128", "--learning_rate", "4e-4", "--max_steps", "28", "--validation_num_videos", "128")
+"""Motion is slow to change: in 20 updates by -0.3 base std, which 64 videos do not show clearly."""
 
 LOST = 0.005
 """What a lost shape costs, as speed in frame widths per frame; slow shapes move by 0.009, quick ones by 0.021."""
