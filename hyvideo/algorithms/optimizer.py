@@ -191,7 +191,6 @@ class Optimization:
             norm = float(norm)
         skipped = not (math.isfinite(norm) and math.isfinite(loss))
         if skipped and self.skipped_in_row >= self._max_skipped:
-            self._zero_grad()
             after = f" after {self.skipped_in_row} skipped in a row" if self.skipped_in_row else ""
             raise NonFiniteUpdateError(
                 f"Update {self.updates + 1}{after}: loss {loss}, gradient norm {norm}: not finite, the update was not "

@@ -34,8 +34,7 @@ def exit_status(error: Exception, run: Run | None) -> int:
     if run is None:
         if not isinstance(error, ValueError | OSError):
             raise error
-        if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
-            complain(f"post_train.py: {in_words(error)}")
+        complain(f"post_train.py: {in_words(error)}", once=dist.is_initialized())  # then all say the same
         return 2
     console = run.journal.console
     if isinstance(error, NonFiniteUpdateError | RewardFailureError | SaveError):

@@ -40,3 +40,12 @@ def test_prompts_of_the_other_task_are_refused_before_anything_is_made(original_
     with pytest.raises(ValueError, match=f"{task} model was given 4 of 4"):
         training_of(arguments(original_root, csv, tmp_path / "run", pretrained_transformer_version=version))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_an_image_that_cannot_be_read_is_named_before_anything_is_made(original_root: Path, tmp_path: Path, row: int):
+    csv = write_prompts(tmp_path / "prompts.csv", images=True)
+    (tmp_path / f"prompts_{row}.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=f"prompts_{row}.png' cannot be read"):
+        training_of(arguments(original_root, csv, tmp_path / "run", pretrained_transformer_version="480p_i2v"))
+    assert not (tmp_path / "run").exists()

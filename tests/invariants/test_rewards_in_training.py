@@ -52,7 +52,9 @@ def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(outcome
     for rows, other in others:
         assert plain[0]["reward/mean"] == rows[0]["reward/mean"] and not torch.equal(weight, other)
     assert not torch.equal(others[0][1], others[1][1])
-    assert sum(plain[0][f"mixing/share_{name}"] for name in ("VQ", "MQ", "TA")) == pytest.approx(1)
+    two, _ = outcome(**group, reward_weights='{"VQ": 1, "TA": 1}')
+    for row, names in ((plain[0], ("VQ", "MQ", "TA")), (two[0], ("VQ", "TA"))):
+        assert sum(row[f"mixing/share_{name}"] for name in names) == pytest.approx(1)
 
 
 def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_training):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.algorithms.algorithm import Trajectory
-from hyvideo.algorithms.nft import NFT, nft_losses, optimality
+from hyvideo.algorithms.nft import NFT, NFTOptions, nft_losses, optimality
 from hyvideo.config.loading import load_config
 from hyvideo.data.randomness import generator_for
 from hyvideo.models.parallelize import trainable_parameters
@@ -119,6 +119,7 @@ def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_trainin
         torch.testing.assert_close(training.algorithm.anchor.state_dict(), expected)
         old = {name: weight.clone() for name, weight in training.algorithm.anchor.state_dict().items()}
     assert decays == [0.25, 0.4, 0.4]
+    assert (NFTOptions.old_ramp, NFTOptions.old_decay) == (0.001, 0.5)  # the release's, where nothing else is said
 
 
 def test_a_video_without_a_score_has_no_influence(make_training):

@@ -42,6 +42,10 @@ def test_the_kl_coefficient_follows_the_configured_schedule(make_training):
     assert vars(controller) == vars(expected)
 
 
+def test_a_hang_is_told_in_half_the_time_after_which_a_collective_fails(make_training):
+    assert make_training(collective_timeout=60).journal.watchdog.seconds == 30
+
+
 @pytest.mark.parametrize(
     ("flags", "bounds"),
     [

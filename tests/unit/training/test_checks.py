@@ -53,6 +53,7 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--reward_weights", '{"VQ": 0}'], "reward_weights must be finite numbers, at least one other than 0"),
         (["--reward_weights", '{"VQ": NaN}'], "reward_weights must be finite"),
         (["--remote_reward_url", "http://a", "--reward_checkpoint_path", "b"], "but nothing would load it"),
+        (["--reward_guard", '{"models": {}}'], 'reward_guard: expected {"models": {NAME: '),
         (["--reward_max_failed", "1.1"], "reward_max_failed is 1.1, but must lie in [0, 1]"),
         (["--dtype", "fp32", "--master_weight_type", "bf16"], "set both to one of them"),
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),

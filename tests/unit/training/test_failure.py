@@ -1,4 +1,7 @@
-"""The message of an exhausted GPU names phase, update, rank and what to lower."""
+"""What all ranks found is said once; that of an exhausted GPU names phase, update, rank and what to lower."""
+
+import io
+from contextlib import redirect_stderr
 
 import pytest
 import torch
@@ -6,7 +9,8 @@ import torch
 from hyvideo.config.schema import EVERY_PHASE, Config
 from hyvideo.config.settings import SETTINGS
 from hyvideo.observability.phase_timer import BETWEEN, PHASES
-from hyvideo.training.failure import out_of_memory, out_of_memory_loading, settings_that_free
+from hyvideo.training.failure import exit_status, out_of_memory, out_of_memory_loading, settings_that_free
+from tests.support.ranks import run_on_ranks
 
 
 @pytest.mark.parametrize("phase", EVERY_PHASE)
@@ -34,3 +38,12 @@ def test_a_gpu_that_cannot_hold_the_models_is_told_what_needs_less():
     assert "while the models were loaded: CUDA out of memory. Tried to allocate 2.00 GiB. More ranks" in text
     assert "use_lora (and with it alone master_weight_type bf16), offload encoders and reward need less" in text
     assert text.endswith("says what fits.")
+
+
+def told(error: Exception) -> tuple[int, str]:
+    with redirect_stderr(io.StringIO()) as said:
+        return exit_status(error, None), said.getvalue()
+
+
+def test_what_is_wrong_on_all_ranks_is_said_by_the_first_alone():
+    assert run_on_ranks(2, told, ValueError("no prompts")) == [(2, "post_train.py: no prompts\n"), (2, "")]

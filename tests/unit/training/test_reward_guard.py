@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
+from hyvideo.checkpoint.train_state import BEST, checkpoints_of, latest_checkpoint, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.training import guard as guards
 from hyvideo.training.guard import HALF, ROLLBACK_RATE, Look, RewardGuard, RewardWatch
@@ -112,7 +112,7 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
     assert 1 <= len(rows) < 8 and rows[-1]["valid/judge"] == pytest.approx(-rows[-1]["valid/reward"])
     judged = [rows_of_judge(hacked), *(row["valid/judge"] for row in rows)]
     best = named_checkpoint(folder / BEST)
-    assert best.name == f"step_{judged.index(max(judged))}"
+    assert best.name == f"step_{judged.index(max(judged))}" and latest_checkpoint(folder).name == f"step_{len(rows)}"
     told = (hacked.folder.path / "console.log").read_text()
     assert "the judge fell by" in told and f"use {folder / BEST}, which is {best.name}" in told
 
@@ -138,7 +138,11 @@ def test_a_spread_that_falls_below_its_share_of_the_base_stops_the_run_or_warns_
     if action == "stop":
         (without,) = re.findall(r"--drift_guard (.*)", (training.folder.path / "console.log").read_text())
         settings |= {"drift_guard": without}
-        assert guarded("alike", **settings, max_steps=3, resume_from_checkpoint="latest").train() is None
+    else:
+        base.unlink()
+    assert guarded("alike", **settings, max_steps=4, resume_from_checkpoint="latest").train() is None
+    told = (training.folder.path / "console.log").read_text()
+    assert ("drift_guard saw nothing" in told) == (action == "warn")
 
 
 def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded):
@@ -297,7 +301,7 @@ def warnings(**moves: float) -> list[str]:
 @pytest.mark.parametrize(
     ("moves", "said"),
     [
-        ({"reward": 1.0, "valid": -0.5, "diversity": 0.0}, r"but valid/reward fell from \+0\.3"),
+        ({"reward": 0.3, "valid": -0.5, "diversity": 0.0}, r"but valid/reward fell from \+0\.3"),
         ({"reward": 1.0, "valid": 0.2, "diversity": -0.08}, r"but rollout/diversity fell from 0\.08\d+ to 0\.03\d+:"),
         ({"reward": 1.0, "valid": -0.5, "diversity": -0.05}, "valid/reward fell .* and rollout/diversity fell"),
     ],
@@ -308,7 +312,7 @@ def test_a_rise_at_the_cost_of_something_is_told_once_with_its_numbers(moves: di
 
 
 def test_an_honest_rise_and_no_rise_are_not():
-    for reward, valid, diversity in ((1.0, 0.5, -0.03), (0.0, -0.5, -0.08), (-1.0, -0.5, -0.08)):
+    for reward, valid, diversity in ((1.0, 0.5, -0.03), (0.2, -0.5, -0.08), (-1.0, -0.5, -0.08)):
         assert warnings(reward=reward, valid=valid, diversity=diversity) == []
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import re
 import signal
 import statistics
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_firs
     assert rows[1]["kl/velocity"] != 0  # although the second update's own ratios are not 1
     assert rows[0]["kl/position"] == 0 < rows[1]["kl/position"]
     assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
+    assert re.findall(r" step (\d)/4", (training.folder.path / "console.log").read_text()) == ["2", "4"]
 
 
 def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(trained):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from hyvideo.checkpoint.train_state import FACTS
+from hyvideo.checkpoint.train_state import FACTS, latest_checkpoint
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.state import RunState, changed_settings, code_version
 from tests.support.equal_runs import assert_same
@@ -48,6 +48,14 @@ def test_the_state_comes_back_bit_for_bit(make_training, trained, settings: dict
     assert received.pop("numbers") == expected.pop("numbers") and second.state.step == 3
     for group, tensors in expected.items():
         assert_same(received[group], tensors)
+
+
+def test_a_save_completes_the_one_that_is_still_being_written(make_training, tmp_path: Path):
+    state = make_training().state
+    first, second = (state.save(tmp_path / name, keep_last=None, beside_training=True) for name in ("a", "b"))
+    assert latest_checkpoint(first.parent) == first and latest_checkpoint(second.parent) is None
+    state.finish_save()
+    assert latest_checkpoint(second.parent) == second
 
 
 def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training):

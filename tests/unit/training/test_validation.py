@@ -26,16 +26,17 @@ def no_encoding() -> None:
     """Here videos are encoded."""
 
 
-def test_a_thousand_and_more_videos_are_listed_in_the_order_of_their_numbers(tmp_path: Path):
+def test_over_a_thousand_videos_are_listed_by_their_numbers_and_only_those_shown_are_written(tmp_path: Path):
     count = 1002
     videos, scores = grey_videos(0, frames=1).expand(count, -1, -1, -1, -1), Scores({}, torch.arange(count) / 1.0, {})
-    save_samples(tmp_path, videos, ["a"] * count, scores, fps=8, numbers=range(count), mesh=Mesh(), shown=())
+    save_samples(tmp_path, videos, ["a"] * count, scores, fps=8, numbers=range(count), mesh=Mesh(), shown=[7])
+    assert [path.name for path in tmp_path.glob("*.mp4")] == ["007.mp4"]
     rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["reward"] for row in rows] == list(range(count))
 
 
 def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(trained):
-    training = trained(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
+    training = trained(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12, run_name="mine")
     assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
     folder = training.folder.samples / "step_2"
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
@@ -48,6 +49,7 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     events = EventAccumulator(str(training.folder.path / "tb"))
     events.Reload()
     assert [event.step for event in events.Images("samples/000")] == [0, 2]
+    assert events.Tensors("run/name/text_summary")[0].tensor_proto.string_val == [b"mine"]
     assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
     log = (training.folder.path / "console.log").read_text()
     before = read_scored_videos(training.folder.samples / "step_0")
@@ -76,7 +78,8 @@ def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was
     assert "was not measured: " in (folder / "console.log").read_text()
     folder = without.folder.path
     assert not (folder / DRIFT).exists() and "drift/" not in (folder / "metrics.jsonl").read_text()
-    assert (folder / "console.log").read_text().count("(validate_at_step0)") == 1
+    told = (folder / "console.log").read_text()
+    assert told.count("(validate_at_step0)") == 1 and "drift_guard" not in told and "not measured" not in told
 
 
 def test_rollout_videos_of_one_round_per_save_are_kept(trained):
