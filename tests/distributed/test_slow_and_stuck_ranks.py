@@ -45,7 +45,8 @@ def train_beside(argv: list[str], slow: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow", "seconds", "phases"), [("blocks", 0.1, "rollout|anchor|update"), ("reward", 0.5, "reward")]
+    ("slow", "seconds", "phases"),
+    [pytest.param("blocks", 0.1, "rollout|anchor|update", marks=pytest.mark.slow), ("reward", 0.5, "reward")],
 )
 def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it(tmp_path, slow, seconds, phases):
     run_on_ranks(2, train_beside, arguments_of(tmp_path, max_steps=6), slow, seconds)

@@ -84,6 +84,7 @@ def test_what_is_left_out_is_still_in_a_document_and_the_readme_leaves_out_the_s
     assert [command for command in commands_of(ROOT / "README.md") if why_elsewhere(command)] == ["make test"]
 
 
+@pytest.mark.slow
 def test_every_block_of_the_tutorial_works_in_its_order(tmp_path: Path):
     """As somebody reads it: files written, commands typed."""
     for name in ("assets", "configs", "hyvideo", "scripts"):

@@ -50,7 +50,10 @@ def test_a_cache_leaves_blocks_out_only_where_the_first_changes_little_and_begin
     assert not torch.equal(cached, plain) and torch.equal(after, sample(prompts_csv=last, cache=1e9)[0][0])
 
 
-@pytest.mark.parametrize(("flag", "value"), [("attention_backend", "_native_math"), ("compile", True)])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("attention_backend", "_native_math"), pytest.param("compile", True, marks=pytest.mark.slow)],
+)
 def test_other_attention_and_compiled_blocks_change_rounding_alone_and_are_noted(sample, flag: str, value: object):
     (plain,), _ = sample(PROMPTS[1])
     (changed,), note = sample(PROMPTS[1], **{flag: value})
@@ -85,7 +88,7 @@ def offload_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool | str], None]:
     return choose
 
 
-@pytest.mark.parametrize("task", ["t2v", "i2v"])
+@pytest.mark.parametrize("task", ["t2v", pytest.param("i2v", marks=pytest.mark.slow)])
 def test_videos_sharpened_videos_and_their_notes_are_the_same(original_root, tmp_path, monkeypatch, offload_as, task):
     root = shutil.copytree(original_root, tmp_path / "ckpts")
     save_super_resolution(root)

@@ -46,6 +46,7 @@ def test_a_run_accepts_the_full_size(name: str, tmp_path: Path):
     check_config(config, 8 if config.parallel.enable_fsdp else 1, files=False)
 
 
+@pytest.mark.slow
 def test_a_stage_reads_the_peaks_that_were_planned_without_a_gpu(tmp_path: Path):
     place, plans = Place(tmp_path, small=True), tmp_path / PLANS
     plans.write_text('{"rank_full": 12.5}')

@@ -40,6 +40,7 @@ def test_a_folder_that_cannot_be_made_is_refused_once(tmp_path):
     assert demo.returncode == 2 and output.count("demo: ") == 1 and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_ends_all_ranks_and_names_the_command_that_trains_on(tmp_path):
     flags = ["--output_dir", str(tmp_path), "--validate_at_step0", "false", "--drift_guard", "{}", *SHORT]
     demo = started(*flags)

@@ -79,7 +79,7 @@ def test_what_training_changes_besides_the_reward_is_measured_where_the_base_was
     folder = without.folder.path
     assert not (folder / DRIFT).exists() and "drift/" not in (folder / "metrics.jsonl").read_text()
     told = (folder / "console.log").read_text()
-    assert told.count("(validate_at_step0)") == 1 and "drift_guard" not in told and "not measured" not in told
+    assert told.count("(validate_at_step0)") == 1 and "drift_guard" not in told and "was not measured" not in told
 
 
 def test_rollout_videos_of_one_round_per_save_are_kept(trained):
