@@ -62,7 +62,7 @@ ROUNDS = {
     "an adapter in one pass": (2, f"{ONE_PASS} --activation_checkpointing elementwise --offload encoders"),
     "nft, guided adapter": (2, "--algorithm nft --use_lora --reference_mode_offload --cfg_scale 4.0"),
 }
-PLAINER = [*ROUNDS][:4] + ["two videos on eight ranks", "dance in a window", "cps and copies", "nft, guided adapter"]
+PLAINER = ["full", "lora", "half of the anchor's pass", "two videos on eight ranks", "nft, guided adapter"]
 """Rounds of which the others, or the recipes that are rehearsed, have each part."""
 
 
