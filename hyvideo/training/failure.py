@@ -34,7 +34,7 @@ def exit_status(error: Exception, run: Run | None) -> int:
     if run is None:
         if not isinstance(error, ValueError | OSError):
             raise error
-        complain(f"post_train.py: {in_words(error)}", once=dist.is_initialized())  # then all say the same
+        complain(f"post_train.py: {in_words(error)}", once=dist.is_initialized())  # in a group all say the same
         return 2
     console = run.journal.console
     if isinstance(error, NonFiniteUpdateError | RewardFailureError | SaveError):

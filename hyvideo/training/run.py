@@ -139,7 +139,11 @@ class Journal:
         samples = scored_steps(self.folder / "samples") if own else {}
         self._validations = []
         for folder in samples.values():
-            rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+            try:
+                rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+            except ValueError as error:  # it was damaged, and only the console's curve lacks it
+                self.console.warning(str(error))
+                rewards = []
             self._validations.append(sum(rewards) / len(rewards) if rewards else math.nan)
 
     def log(self, step: int, row: dict[str, float], *, round_ends: bool) -> None:

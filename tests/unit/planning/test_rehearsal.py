@@ -62,14 +62,9 @@ ROUNDS = {
     "an adapter in one pass": (2, f"{ONE_PASS} --activation_checkpointing elementwise --offload encoders"),
     "nft, guided adapter": (2, "--algorithm nft --use_lora --reference_mode_offload --cfg_scale 4.0"),
 }
-PLAINER = ["full", "lora", "half of the anchor's pass", "two videos on eight ranks", "nft, guided adapter"]
-"""Rounds of which the others, or the recipes that are rehearsed, have each part."""
 
 
-@pytest.mark.parametrize(
-    ("world_size", "flags"),
-    [pytest.param(*given, id=name, marks=[pytest.mark.slow] * (name in PLAINER)) for name, given in ROUNDS.items()],
-)
+@pytest.mark.parametrize(("world_size", "flags"), ROUNDS.values(), ids=ROUNDS)
 def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: str):
     done = rehearsal_of(*flags.split(), world_size=world_size)
     assert done.surprises == ()

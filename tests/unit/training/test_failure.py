@@ -1,4 +1,4 @@
-"""What all ranks found is said once; that of an exhausted GPU names phase, update, rank and what to lower."""
+"""An error of all ranks is said once, and the message of an exhausted GPU names phase, update, rank and a way out."""
 
 import io
 from contextlib import redirect_stderr
