@@ -1,5 +1,6 @@
 """Fixtures of all tests: the tiny random model, written once per session, and pipelines and trainers of it."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,14 +26,28 @@ from hyvideo.training.run import Run  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
-from tests.support.tiny_model import build_transformer, save_tiny_model  # noqa: E402
+from tests.support.tiny_model import GLYPH_WIDTH, build_transformer, save_tiny_model  # noqa: E402
 from tests.support.training import REPOSITORY, arguments, training_of, write_prompts  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    """Keep imports out of every garbage collection: a run would thaw them, and to walk them takes half a second."""
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny random model in the diffusers layout. Read only: damage a copy."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def stock_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random model that a process without `tests.support.tiny_model` loads too. Read only."""
+    transformer = build_transformer(text_embed_2_dim=GLYPH_WIDTH + 8)
+    return save_tiny_model(tmp_path_factory.mktemp("stock") / "model", transformer)
 
 
 @pytest.fixture(scope="session")

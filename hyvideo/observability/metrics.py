@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic_core import from_json, to_json
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import LOCK, claim, replace_synced, writing
-from hyvideo.observability.trackers import Trackers
+
+if TYPE_CHECKING:
+    from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
 """What the paper's reward components measure."""
@@ -69,7 +72,7 @@ class MetricsLog:
     Until it is closed no other process can open one there: a ValueError. Trackers get every row, nulls as NaN.
     """
 
-    def __init__(self, run_dir: Path, trackers: Trackers | None = None) -> None:
+    def __init__(self, run_dir: Path, trackers: "Trackers | None" = None) -> None:
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run_dir / "metrics.jsonl"

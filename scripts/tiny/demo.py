@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
                 "the demo compares with the base model, so it cannot go on from a checkpoint: leave "
                 "--resume_from_checkpoint out, and name a new --output_dir."
             )
+        if config.run.output_dir:
+            Path(config.run.output_dir).mkdir(parents=True, exist_ok=True)  # or every rank would start to find it out
     except (ValueError, OSError) as error:
         complain(f"demo: {in_words(error)}")
         return 2
@@ -102,14 +104,12 @@ def _rank(rank: int, argv: list[str]) -> None:
         try:
             training = open_run(config, report)
         except (ValueError, OSError) as error:
-            if rank == 0:  # all ranks have the same to say
-                complain(f"demo: {in_words(error)}")
+            complain(f"demo: {in_words(error)}", once=True)  # all ranks have the same to say
             sys.exit(2)
         try:
             _train_and_compare(training)
         except KeyboardInterrupt:  # the first one while it samples, or the second while it trains
-            if rank == 0:
-                complain("demo: stopped at once; what was saved before is still there")
+            complain("demo: stopped at once; what was saved before is still there", once=True)
             sys.exit(130)
 
 

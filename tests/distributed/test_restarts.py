@@ -21,11 +21,11 @@ SETTINGS |= {"rollout_micro_batch_size": 1, "mini_batch_size_per_update": 1, "sa
 LAUNCH = {"PYTHON": sys.executable, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", "CONFIG": "configs/tiny.yaml"}
 
 
-def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happened(tiny_root, prompts_csv, tmp_path):
+def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happened(stock_root, prompts_csv, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run_on_ranks(2, train_all, [arguments(tiny_root, prompts_csv, whole, **SETTINGS)])
+    run_on_ranks(2, train_all, [arguments(stock_root, prompts_csv, whole, **SETTINGS)])
 
-    flags = arguments(tiny_root, prompts_csv, killed, **SETTINGS, config=None, max_restarts=1)
+    flags = arguments(stock_root, prompts_csv, killed, **SETTINGS, config=None, max_restarts=1)
     environment = os.environ | LAUNCH | {"PREFLIGHT": "0"}
     command = [REPOSITORY / "run_post_train.sh", *flags]
     launcher = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -56,11 +56,11 @@ def test_a_killed_rank_starts_the_run_again_which_ends_as_if_nothing_had_happene
 @pytest.mark.parametrize(
     ("number", "send", "status"), [(signal.SIGINT, os.killpg, 0), (signal.SIGTERM, os.kill, 75)], ids=["Ctrl-C", "TERM"]
 )
-def test_a_signal_saves_and_stops_all_ranks(tmp_path, tiny_root, prompts_csv, number, send, status):
+def test_a_signal_saves_and_stops_all_ranks(tmp_path, stock_root, prompts_csv, number, send, status):
     run = tmp_path / "run"
     parallel = {"config": None, "max_steps": 10_000, "batch_size": 1, "enable_fsdp": True, "sp_size": 1}
     with (tmp_path / "output").open("w") as output:
-        command = [REPOSITORY / "run_post_train.sh", *arguments(tiny_root, prompts_csv, run, **parallel)]
+        command = [REPOSITORY / "run_post_train.sh", *arguments(stock_root, prompts_csv, run, **parallel)]
         options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}  # as a terminal's group
         environment = os.environ | LAUNCH | {"OUTPUT_DIR": str(run), "STOP_GRACE": "600"}
         launcher = subprocess.Popen(command, env=environment, **options)

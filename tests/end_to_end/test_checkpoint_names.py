@@ -21,20 +21,20 @@ from tests.support.training import PROMPTS, arguments, flags_of, training_of, wr
 SAMPLING = {"num_inference_steps": 2, "fixed_size": "32x32", "video_length": 5, "guidance_scale": 1.0}
 
 
-def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_root, tmp_path, capsys):
+def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(stock_root, tmp_path, capsys):
     """At this learning rate the second update makes the videos worse, so the judge prefers the first."""
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
     guard = json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": 1.0}}}})
-    settings = GUARDED | {"validate_at_step0": False, "save_interval": 1, "max_steps": 2, "learning_rate": 0.02}
+    settings = GUARDED | {"validate_at_step0": False, "save_interval": 1, "max_steps": 2, "learning_rate": 0.05}
     settings |= {"reward_model": BRIGHTNESS, "reward_weights": '{"brightness": 1.0}', "reward_guard": guard}
     settings |= {"ema_decay": 0.5, "use_lora": True, "lora_r": 2}
-    run = arguments(tiny_root, prompts, tmp_path / "run", **settings)
+    run = arguments(stock_root, prompts, tmp_path / "run", **settings)
     training_of(run).train()
     first, last, best = (tmp_path / "run" / "checkpoints" / name for name in ("step_1", "step_2", BEST))
     assert best.read_text().strip() == first.name and last.is_dir()
 
     def made(name: str, **flags: Any) -> Path:
-        shared = {"model_path": tiny_root, "prompt": PROMPTS[0], "seed": 1, "output_path": tmp_path / f"{name}.mp4"}
+        shared = {"model_path": stock_root, "prompt": PROMPTS[0], "seed": 1, "output_path": tmp_path / f"{name}.mp4"}
         assert generate(flags_of(shared | SAMPLING | flags) + ["--ema"] * name.startswith("average")) == 0
         return tmp_path / f"{name}.mp4"
 
@@ -48,16 +48,16 @@ def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_ro
 
     output = tmp_path / "evaluated"
     argv = {"prompts_csv": write_prompts(tmp_path / "two.csv", PROMPTS[:2]), "output_dir": output, "seeds": 1}
-    entry = ["--model", "average", str(tiny_root), str(best), "--ema", "average", "--rewards", "moving_shapes"]
+    entry = ["--model", "average", str(stock_root), str(best), "--ema", "average", "--rewards", "moving_shapes"]
     assert evaluate([*flags_of(argv | SAMPLING), *entry]) == 0
     assert (output / "average" / "0000.mp4").read_bytes() == average.read_bytes()
 
     for ema in (False, True):
-        argv = ["--model_path", str(tiny_root), "--checkpoint_path", str(best), *["--ema"] * ema]
-        expected = load_transformer(tiny_root, dtype=torch.float32)
+        argv = ["--model_path", str(stock_root), "--checkpoint_path", str(best), *["--ema"] * ema]
+        expected = load_transformer(stock_root, dtype=torch.float32)
         load_trained_policy(expected, first, ema=ema)
         assert export([*argv, "--format", "lora", "--output_path", str(tmp_path / f"lora {ema}")]) == 0
-        received = load_transformer(tiny_root, dtype=torch.float32)
+        received = load_transformer(stock_root, dtype=torch.float32)
         load_lora(received, tmp_path / f"lora {ema}")
         trained = read_facts(first)["trained"]
         assert_same(*({name: model.state_dict()[name] for name in trained} for model in (received, expected)))
@@ -70,7 +70,7 @@ def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_ro
 
     best.write_text("step_7")
     capsys.readouterr()
-    argv = ["--model_path", str(tiny_root), "--checkpoint_path", str(best), "--output_path"]
+    argv = ["--model_path", str(stock_root), "--checkpoint_path", str(best), "--output_path"]
     assert generate([*argv, str(tmp_path / "none.mp4"), "--prompt", PROMPTS[0]]) == 2
     assert export([*argv, str(tmp_path / "none"), "--format", "lora"]) == 2
     told = capsys.readouterr().err

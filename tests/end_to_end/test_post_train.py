@@ -24,9 +24,9 @@ PUBLIC_KEYS = {
 }
 
 
-def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, tiny_root, prompts_csv):
+def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, stock_root, prompts_csv):
     """In a plain process, imports included; then once more, into the same folder."""
-    argv = arguments(tiny_root, prompts_csv, Path("run"), max_steps=3, validation_interval=3)
+    argv = arguments(stock_root, prompts_csv, Path("run"), max_steps=3, validation_interval=3)
     command, here = [sys.executable, str(REPOSITORY / "post_train.py"), *argv], command_line.folder
     first = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr

@@ -11,7 +11,8 @@ from hyvideo.planning.rehearsal import rehearse
 from tests.support.training import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
-BASE, FEW = ("configs/sage_8gpu.yaml",), ("--grpo_sampling_steps", "2", "--mini_batch_size_per_update", "1")
+BASE, FEW = ("configs/sage_8gpu.yaml",), "--grpo_sampling_steps 2 --mini_batch_size_per_update 1".split()
+FEW += "--validation_num_inference_steps 2".split()
 RECIPES = [(8, BASE), (1, ("configs/one_gpu_24gb.yaml",)), (8, (*BASE, "configs/method/nft.yaml"))]
 RECIPES += [(8, (*BASE, "configs/lora.yaml", "configs/kl/dual.yaml")), (8, (*BASE, "configs/distilled.yaml"))]
 LIKE_THEM = [

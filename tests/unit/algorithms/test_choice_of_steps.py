@@ -204,7 +204,7 @@ def test_the_tutorials_sampler_and_trust_region_train_with_exact_replay_and_equa
     write_shown_files(REPOSITORY / "docs" / "tutorial.md", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"algorithm": "ideas.farther:Farther", "sde_type": "ideas.fading:fading", "updates_per_rollout": 2}
-    training = trained(**settings, kl_weight=0.01, max_steps=2)
+    training = trained(**settings, kl_weight=0.01, max_steps=2, mini_batch_size_per_update=6)
     assert training.policy.stochastic_steps().tolist() == [True, True, True, False]
     first, second = rows_of(training.folder.path)
     assert max(first["ratio/max_deviation"], first["replay/mean_error"]) < 1e-5 < first["grad_norm"]

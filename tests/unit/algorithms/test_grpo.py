@@ -86,6 +86,7 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(make_training, kl, we
     """Anchor, rollout and policy have different weights, as in the second update of a round."""
     config = [REPOSITORY / "configs" / "tiny.yaml", REPOSITORY / "configs" / "kl" / f"{kl}.yaml"]
     settings = {"clip_range": CLIP, "clip_range_high": CLIP_HIGH, "mini_batch_size_per_update": 3, "max_grad_norm": 0.1}
+    settings |= {"learning_rate": 4e-3}
     settings |= {"config": config, "dual_kl_moving_weight": weights[0], "dual_kl_step_weight": 0.3}
     training, anchor = (make_training(**settings) for _ in range(2))
     algorithm = training.algorithm

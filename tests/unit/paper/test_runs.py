@@ -31,9 +31,9 @@ def run(tmp_path: Path) -> PaperRun:
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    broken = small_run(tmp_path / "a", "--batch_size", "3")
+    broken = small_run(tmp_path / "a", "--batch_sise", "3")  # refused before PyTorch is imported
     assert train([broken], jobs=2) == [f"a: status 2, see {log_of(broken)}"]
-    assert "batch_size" in log_of(broken).read_text()
+    assert "the nearest is --batch_size" in log_of(broken).read_text()
 
 
 def test_a_training_that_ends_too_early_is_not_measured(tmp_path):

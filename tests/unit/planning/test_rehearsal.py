@@ -28,7 +28,7 @@ from scripts.rehearse import main
 
 TINY = "--config configs/tiny.yaml --dtype bf16 --enable_fsdp true --batch_size 1 --num_generations 2 ".split()
 TINY += "--updates_per_rollout 1 --grpo_sampling_steps 2 --sample_n_frames 5 --rollout_size 32x32 ".split()
-TINY += "--mini_batch_size_per_update 1 --rollout_micro_batch_size 1".split()
+TINY += "--mini_batch_size_per_update 1 --rollout_micro_batch_size 1 --validation_interval 0".split()
 NUM_TEXT = 60
 
 
@@ -43,11 +43,12 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
 
 
 ONE_PASS = "--algorithm grpo_one_pass --use_lora --sp_size 2 --batch_size 4 --anchor_fraction 0.5 --cfg_scale 4.0"
-MUCH = "--cfg_scale 4.0 --sp_size 4 --batch_size 2 --gradient_accumulation_steps 2 --sde_window sliding "
+VALIDATED = "--validation_interval 1 --validation_num_inference_steps 2"
+MUCH = f"{VALIDATED} --cfg_scale 4.0 --sp_size 4 --batch_size 2 --gradient_accumulation_steps 2 --sde_window sliding "
 MUCH += "--sde_window_size 1 --enable_compile true --encoder_offload true --activation_checkpointing elementwise"
-OF_IMAGES = "--pretrained_model_root absent --pretrained_transformer_version 480p_i2v --num_generations 1"
+OF_IMAGES = f"{VALIDATED} --pretrained_model_root absent --pretrained_transformer_version 480p_i2v --num_generations 1"
 ROUNDS = {
-    "full": (2, ""),
+    "full": (2, VALIDATED),
     "lora": (2, "--use_lora true --use_muon false"),
     "an adapter and whole weights": (2, "--use_lora true --enable_fsdp false"),
     "half of the anchor's pass": (2, "--cfg_scale 4.0 --sp_size 2 --batch_size 2 --anchor_fraction 0.5"),
@@ -58,7 +59,7 @@ ROUNDS = {
     "flow, muon, offload": (2, "--sde_type flow_grpo --use_muon true --reference_mode_offload true"),
     "cps and copies": (2, "--sde_type cps --dp_replicate 2"),
     "nft, an average in host memory": (2, "--algorithm nft --ema_decay 0.9 --ema_offload"),
-    "one GPU, an adapter in host memory": (1, "--use_lora --cpu_offload --batch_size 2"),
+    "one GPU, an adapter in host memory": (1, f"{VALIDATED} --use_lora --cpu_offload --batch_size 2"),
     "an adapter in one pass": (2, f"{ONE_PASS} --activation_checkpointing elementwise --offload encoders"),
     "nft, guided adapter": (2, "--algorithm nft --use_lora --reference_mode_offload --cfg_scale 4.0"),
 }

@@ -33,9 +33,16 @@ def started(*flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "2"}, **options)
 
 
-def test_a_folder_that_cannot_be_made_is_refused_once(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused_before_any_rank_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.multiprocessing.spawn", None)
     (tmp_path / "file").touch()
-    demo = started("--output_dir", str(tmp_path / "file"))
+    assert main(["--output_dir", str(tmp_path / "file")]) == 2
+    assert f"demo: '{tmp_path / 'file'}': File exists" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_the_ranks_find_wrong_is_said_once(tmp_path):
+    demo = started("--output_dir", str(tmp_path), "--pretrained_model_root", str(tmp_path))
     output = demo.communicate(timeout=300)[0]
     assert demo.returncode == 2 and output.count("demo: ") == 1 and "Traceback" not in output
 

@@ -194,11 +194,11 @@ def test_a_guard_that_could_not_judge_is_refused(guarded, judge: str, settings: 
 
 
 def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded):
-    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 9}
-    first = guarded("first", **settings, max_steps=2)
+    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 9, "learning_rate": 1e-2}
+    first = guarded("first", **settings, max_steps=3)
     assert first.train() is None
     best = named_checkpoint(first.folder.checkpoints / BEST).name
-    second = guarded("second", **settings, resume_from_checkpoint=first.folder.checkpoints / "step_2")
+    second = guarded("second", **settings, resume_from_checkpoint=first.folder.checkpoints / "step_3")
     assert second.train() == "reward_guard"
     folder, told = second.folder, (second.folder.path / "console.log").read_text()
     assert f"But {best} is not in this run's folder" in told and "use " not in told.split("stopped by reward_guard")[1]
@@ -207,12 +207,12 @@ def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guard
 
 def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_abandons(guarded):
     settings = {"validation_interval": 2, "save_interval": 1, "keep_last": 9, "max_steps": 2}
-    first = guarded("run", **settings)
+    first = guarded("run", 1, **settings)
     first.train()
     checkpoints = first.folder.checkpoints
     assert named_checkpoint(checkpoints / BEST).name == "step_2"
     shutil.rmtree(checkpoints / "step_0")  # the best one until step 2, which may be pruned since
-    again = guarded("run", **settings, resume_from_checkpoint=checkpoints / "step_1")
+    again = guarded("run", 1, **settings, resume_from_checkpoint=checkpoints / "step_1")
     with again.session():
         assert not (checkpoints / BEST).exists()
 

@@ -5,6 +5,7 @@ import math
 import re
 import signal
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.models.transformer import transformer_flops
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.run import Performance, Run
+from hyvideo.training.run import Performance, Run, garbage_collected_on_request
 from post_train import report
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
@@ -38,7 +39,16 @@ def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_
     training = trained(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
     assert saved_steps(training) == ["step_4", "step_10"]  # the round that reaches max_steps is made whole
     assert latest_checkpoint(training.folder.checkpoints).name == "step_10"
-    assert gc.isenabled() and not gc.get_freeze_count()
+    assert gc.isenabled()
+
+
+def test_during_a_run_what_was_there_before_is_out_of_every_garbage_collection(monkeypatch):
+    called = []
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, partial(called.append, name))
+    with garbage_collected_on_request():
+        assert called == ["freeze"] and not gc.isenabled()
+    assert called == ["freeze", "unfreeze"] and gc.isenabled()
 
 
 def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(trained):
