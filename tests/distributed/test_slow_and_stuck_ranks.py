@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,13 @@ from hyvideo.training.build import open_run
 from post_train import report
 from scripts.reports.report import report_runs
 from tests.support.ranks import run_on_ranks
-from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, write_prompts
+from tests.support.training import arguments, training_of
 
 
-def arguments_of(folder: Path, **settings: Any) -> list[str]:
-    prompts = write_prompts(folder / "prompts.csv", PROMPTS)
-    sizes = {"enable_fsdp": True, "batch_size": 2, "grpo_sampling_steps": 2, **settings}
-    return arguments(REPOSITORY / "assets" / "tiny", prompts, folder / "run", **sizes)
+@pytest.fixture
+def argv(root_of_four_heads: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    sizes = {"enable_fsdp": True, "batch_size": 2, "grpo_sampling_steps": 2}
+    return partial(arguments, root_of_four_heads, prompts_csv, tmp_path / "run", **sizes)
 
 
 def train_beside(argv: list[str], slow: str, seconds: float) -> None:
@@ -48,8 +50,8 @@ def train_beside(argv: list[str], slow: str, seconds: float) -> None:
     ("slow", "seconds", "phases"),
     [pytest.param("blocks", 0.1, "rollout|anchor|update", marks=pytest.mark.slow), ("reward", 0.5, "reward")],
 )
-def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it(tmp_path, slow, seconds, phases):
-    run_on_ranks(2, train_beside, arguments_of(tmp_path, max_steps=6), slow, seconds)
+def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it(tmp_path, argv, slow, seconds, phases):
+    run_on_ranks(2, train_beside, argv(max_steps=6), slow, seconds)
     _, *rows = read_metrics(tmp_path / "run" / "metrics.jsonl")  # the first round warms up
     assert [row["perf/slowest_rank"] for row in rows] == [1] * 5
     assert all(row["perf/slowest_ratio"] > 1.2 for row in rows)
@@ -60,9 +62,9 @@ def test_a_rank_that_computes_for_longer_is_named_and_not_those_that_wait_for_it
     assert warned[0].partition("WARNING: ")[2][:40] in page
 
 
-def test_a_rank_that_has_more_videos_to_score_is_not_called_slow(tmp_path):
+def test_a_rank_that_has_more_videos_to_score_is_not_called_slow(tmp_path, argv):
     sizes = {"sp_size": 2, "batch_size": 3, "num_generations": 3, "max_steps": 4}
-    run_on_ranks(2, train_beside, arguments_of(tmp_path, **sizes), "videos", 1.0)
+    run_on_ranks(2, train_beside, argv(**sizes), "videos", 1.0)
     ratios = [row["perf/slowest_ratio"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert min(ratios) < 1.15, ratios
     own = [{"update": 4.0}, {"update": 4.0, "reward": 3.0}, {"update": 4.0, "reward": 3.0}]
@@ -85,9 +87,9 @@ def hang_in_the_second_round(argv: list[str]) -> None:
     run.train()
 
 
-def test_the_report_of_a_run_that_hung_and_died_names_the_collective_and_the_rank_that_did_not_come(tmp_path):
+def test_the_report_of_a_run_that_hung_and_died_names_the_collective_and_the_rank_that_did_not_come(tmp_path, argv):
     with pytest.raises(AssertionError, match="rank 1: ended without a result"):
-        run_on_ranks(2, hang_in_the_second_round, arguments_of(tmp_path))
+        run_on_ranks(2, hang_in_the_second_round, argv())
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     waits = rf"{HANGS}gloo:\w+, collective \d+ of 2 ranks, waits for \d s: rank 1 on {platform.node()} "
     told = rf"{waits}\(\d s in phase 'between phases.*'\) did not come"

@@ -14,6 +14,7 @@ from hyvideo.planning.rehearsal import rehearse
 from tests.support.training import REPOSITORY
 
 TINY = ["--config", str(REPOSITORY / "configs/tiny.yaml"), "--validation_interval", "0"]
+TINY += "--sample_n_frames 5 --rollout_size 32x32 --grpo_sampling_steps 2 --batch_size 2 --num_generations 2".split()
 SIZES = {"world_size": 1, "num_text": 20}
 
 

@@ -26,7 +26,7 @@ from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import BRIGHTNESS, GUARDED, Brightness
 from tests.support.run_folders import change_rows, write_run
-from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, weights_of, write_prompts
+from tests.support.training import PROMPTS, arguments, training_of, weights_of, write_prompts
 
 
 def looks(rng: np.random.Generator, count: int, reward: float, judge: float, videos: int = 32) -> list[Look]:
@@ -257,7 +257,7 @@ def train(argv: list[str], killed_after: int | None = None) -> None:
     training.train()
 
 
-def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_path: Path):
+def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_path: Path, root_of_four_heads):
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
     bright = {"sub_reward": {"brightness": 1.0}}
     settings = GUARDED | {
@@ -266,7 +266,7 @@ def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_pat
         **{"reward_guard_action": "rollback", "batch_size": 2, "save_interval": 1, "keep_last": 2, "max_steps": 5},
     }
     whole, killed, resumed = (
-        arguments(REPOSITORY / "assets" / "tiny", prompts, tmp_path / name, **settings, **changes)
+        arguments(root_of_four_heads, prompts, tmp_path / name, **settings, **changes)
         for name, changes in (("whole", {}), ("parts", {}), ("parts", {"resume_from_checkpoint": "latest"}))
     )
     run_on_ranks(2, train, whole)
