@@ -50,11 +50,5 @@ def _processes() -> ProcessPoolExecutor:
 
 def _begin() -> None:
     """End with the process that asked for this one, however that ends."""
-
-    def watch() -> None:
-        """Wait for its end."""
-        parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes of a terminal

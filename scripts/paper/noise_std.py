@@ -48,8 +48,7 @@ def _scheduler(steps: int, shift: float = SHIFT) -> FlowMatchDiscreteScheduler:
 def _steps(sampler: str, steps: int, shift: float, eta: float) -> dict[str, list[float]]:
     """Levels and std of one sampler."""
     scheduler = _scheduler(steps, shift)
-    std = scheduler.step_weights(sde_type=sampler, eta=eta).std
-    return {"sigma": scheduler.sigmas.tolist(), "std": std.tolist()}
+    return {"sigma": scheduler.sigmas.tolist(), "std": scheduler.step_weights(sde_type=sampler, eta=eta).std.tolist()}
 
 
 def _excess(steps: int) -> list[float]:
@@ -79,8 +78,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
             style = {"color": colour, "marker": MARKERS[sampler], "markersize": 3.5, "linewidth": 1.3}
             axes.plot(place, std, label=SAMPLERS[sampler], **style)
         axes.set_yscale("log")
-        ticks = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
-        axes.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        axes.set_yticks(ticks := (0.03, 0.05, 0.1, 0.2, 0.3, 0.5), labels=[f"{tick:g}" for tick in ticks])
         tidy(axes, title=regime, xlabel="steps done before this one (share of all)")
     panels[0].set_ylabel("noise added by the step (std, latent units)", fontsize=9)
     legend_below(figure, panels[0], columns=3)

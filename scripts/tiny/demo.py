@@ -8,7 +8,6 @@ side. Up to four cores work as data-parallel ranks: at this size they do twice a
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
@@ -62,12 +62,8 @@ def main(argv: list[str]) -> int:
         return 2
     if not config.run.output_dir:
         argv = [*argv, "--output_dir", f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"]
-    num_cores = torch.get_num_threads()
-    ranks = num_ranks(config.grpo, num_cores)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    os.environ |= place | {"WORLD_SIZE": str(ranks)}
+    ranks = num_ranks(config.grpo, num_cores := torch.get_num_threads())
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "WORLD_SIZE": str(ranks)}
     os.environ |= {"OMP_NUM_THREADS": str(num_cores // ranks), "CUDA_VISIBLE_DEVICES": ""}
     signal.signal(signal.SIGINT, lambda *received: None)  # the ranks have it too, and this waits until they have saved
     try:
@@ -162,18 +158,16 @@ def report(folder: Path) -> None:
 
 
 def _write(training: Run, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
-    """Write gains, curve and videos to the run folder, and say what improved."""
+    """Write gains, curve and the first videos, whatever their result, to the run folder, and say what improved."""
     folder = training.folder.path
     measured = HeldOutGains(training.state.step, gains(before.scores, after.scores))
     write_held_out(folder, measured)
-    comparison = measured.comparison
-    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=comparison.gains)
+    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=measured.comparison.gains)
     totals = zip(prompts, before.scores.total, after.scores.total, strict=True)
     captions = [f"{prompt.text} ({old:+.1f} to {new:+.1f})" for prompt, old, new in totals][:NUM_SHOWN]
-    # the first ones: none is selected by its result
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / BEFORE_AFTER)
     report(folder)
-    verdict = verdict_of(comparison)
+    verdict = verdict_of(measured.comparison)
     training.journal.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
         + "\n".join(f"  {name:7s} {gain}" for name, gain in measured.gains.items())
