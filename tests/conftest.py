@@ -29,12 +29,17 @@ from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import GLYPH_WIDTH, build_transformer, save_tiny_model  # noqa: E402
 from tests.support.training import REPOSITORY, arguments, training_of, write_prompts  # noqa: E402
 
+freeze, gc.freeze, gc.unfreeze = gc.freeze, lambda: None, lambda: None
 
-def pytest_collection_finish() -> None:
-    """Keep imports out of every garbage collection: a run would thaw them, and to walk them takes half a second."""
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_are_no_garbage() -> None:
+    """Keep imports and caches out of the collections that a run makes in each round: to walk them takes half a second.
+
+    A run would thaw them at its end, so that it neither freezes nor thaws here.
+    """
     gc.collect()
-    gc.freeze()
-    gc.freeze = gc.unfreeze = lambda: None
+    freeze()
 
 
 @pytest.fixture(scope="session")

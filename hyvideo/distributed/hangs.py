@@ -10,10 +10,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as recorders
 from torch.distributed import Store
 
+from hyvideo.distributed import HANGS
 from hyvideo.distributed.collectives import gather
-
-HANGS = "The run hangs. "
-"""Beginning of what is said of a rank that waits in a collective."""
 
 _KEY = "roll_call"
 

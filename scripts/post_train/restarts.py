@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hyvideo.config.outside import complain
+from hyvideo.distributed import HANGS
 from hyvideo.observability.metrics import read_rows, stretches_in_words
 from hyvideo.training.stop_signal import LOST, PREEMPTED, listened_preemptions
 
@@ -114,8 +115,6 @@ def _written(folder: Path) -> int:
 
 def _hang(folder: Path) -> str:
     """Who did not come, and to what, by the last line of the run's `console.log`; empty where it ends otherwise."""
-    from hyvideo.distributed.hangs import HANGS  # only after a loss: PyTorch, which it imports, takes seconds
-
     log = folder / "console.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return text.rstrip("\n").rpartition("\n")[2].partition(HANGS)[2].removesuffix(".")

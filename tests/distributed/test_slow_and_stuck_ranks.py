@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
-from hyvideo.distributed.hangs import HANGS, summary_of
+from hyvideo.distributed import HANGS
+from hyvideo.distributed.hangs import summary_of
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, StragglerWatch, Watchdog
 from hyvideo.training.build import open_run

@@ -49,6 +49,10 @@ class MultipliesInFloat64(GRPO):
         return loss + (square @ square).mean().float(), numbers
 
 
+class FaultyUpdate(ReadsTheLoss, CopiesFromPageableMemory, SelectsByHostIndices, MultipliesInFloat64):
+    pass
+
+
 class GathersTheModel(GRPO):
     def updates(self, trajectory: Trajectory) -> Any:
         gathered = [whole(parameter.detach()) for parameter in self.optimization.parameters.values()]

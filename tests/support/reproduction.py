@@ -22,8 +22,9 @@ def make_measured(out: Path, row: str, vq: float, *, seed: int = 1, spread: floa
     made = planned(out, row, seed)
     noise = np.random.default_rng(0).normal(size=8) + np.random.default_rng(seed).normal(size=8) * spread
     videos, made_of = made.measured / made.name, {"MQ": 0.0, "TA": 0.0}
-    for n in range(8):
-        write_video(videos / f"{n:04d}.mp4", torch.full((2, 16, 16, 3), 99, dtype=torch.uint8), 8)
+    write_video(videos / "0000.mp4", torch.full((2, 16, 16, 3), 99, dtype=torch.uint8), 8)
+    for n in range(1, 8):
+        (videos / f"{n:04d}.mp4").write_bytes((videos / "0000.mp4").read_bytes())
     scores = [{"VQ": vq + noise[n], **made_of} | ({"TA": None} if n == 7 else {}) for n in range(8)]
     rows = [{"video": f"{n:04d}.mp4", "key": "k", "scores": one} for n, one in enumerate(scores)]
     (videos / "evaluation_scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hyvideo.distributed.hangs import HANGS
+from hyvideo.distributed import HANGS
 from tests.support.programs import write_program
 from tests.support.ranks import free_port
 from tests.support.training import REPOSITORY as ROOT
