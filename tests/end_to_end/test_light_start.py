@@ -40,3 +40,8 @@ def test_help_and_a_wrong_flag_are_answered_before_pytorch_is_imported(program: 
     command = [sys.executable, "-c", CODE, program, *REFUSED[program].split()]
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert finished.returncode == 0 and finished.stdout and finished.stderr, finished.stderr
+
+
+def test_what_restarts_a_run_waits_for_no_pytorch():
+    code = "import sys, scripts.post_train.restarts; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
