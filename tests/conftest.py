@@ -36,7 +36,7 @@ freeze, gc.freeze, gc.unfreeze = gc.freeze, lambda: None, lambda: None
 def old_objects_are_no_garbage() -> None:
     """Keep imports and caches out of the collections that a run makes in each round: to walk them takes half a second.
 
-    A run would thaw them at its end, so that it neither freezes nor thaws here.
+    A run freezes and thaws by itself, and would thaw these too. Here its calls do nothing.
     """
     gc.collect()
     freeze()

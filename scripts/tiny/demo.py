@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
                 "--resume_from_checkpoint out, and name a new --output_dir."
             )
         if config.run.output_dir:
-            Path(config.run.output_dir).mkdir(parents=True, exist_ok=True)  # or every rank would start to find it out
+            Path(config.run.output_dir).mkdir(parents=True, exist_ok=True)  # before ranks start, which takes seconds
     except (ValueError, OSError) as error:
         complain(f"demo: {in_words(error)}")
         return 2

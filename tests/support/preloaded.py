@@ -18,4 +18,4 @@ from tests.support import ranks, tiny_model, training
 
 _environment().get_template("report.html")  # compiled once
 gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it
-gc.freeze = gc.unfreeze = lambda: None  # nor does a run thaw it
+gc.freeze = gc.unfreeze = lambda: None  # a run would thaw it at its end

@@ -82,7 +82,7 @@ def test_a_round_and_a_validation_are_their_passes_times_one_pass(config):
     assert 7 * 4 * look.total < done.flops["validation"]
     trained = done.sizes["trained"]
     assert done.resident["anchor's shard"] == trained and done.resident["optimizer's shard"] >= 2 * trained
-    assert plan.checkpoint_bytes == pytest.approx(4 * trained, rel=0.005)  # policy, two moments, anchor; small numbers
+    assert plan.checkpoint_bytes == pytest.approx(4 * trained, abs=6e3)  # policy, two moments, anchor; random states
     assert done.peaks["update"] > done.peaks["anchor"] > sum(done.resident.values())
     assert plan.seconds["update"] == pytest.approx(done.flops["update"] / (0.5 * 100e12))  # nothing is sent
     assert plan.gpu_seconds_per_video == pytest.approx(sum(plan.seconds.values()) / 4)
