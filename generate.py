@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, in_words, say_loading
+from hyvideo.config.outside import complain, in_words, loading
 from hyvideo.evaluation.jobs import FILE_NAMES
 from hyvideo.evaluation.original_command import (
     THRESHOLD,
@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         arguments = parse_arguments(argv)
-        say_loading("generate.py")
-        from hyvideo.evaluation.generate import generate  # only now, for it takes seconds
+        with loading("generate.py"):
+            from hyvideo.evaluation.generate import generate  # only now, for it takes seconds
 
         generate(arguments)
     except (ValueError, OSError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain, in_words, printable, say_loading
+from hyvideo.config.outside import complain, in_words, loading, printable
 from hyvideo.config.schema import Config
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 
@@ -43,14 +43,14 @@ def main() -> int:
 
 def _work(config: Config, process: ExitStack) -> int:
     """Rehearse or train what is configured; returns the exit status."""
-    say_loading("post_train.py")
-    import torch.distributed as dist
-    from transformers.utils.logging import disable_progress_bar
+    with loading("post_train.py"):
+        import torch.distributed as dist
+        from transformers.utils.logging import disable_progress_bar
 
-    from hyvideo.distributed.mesh import process_group
-    from hyvideo.planning.preflight import preflight
-    from hyvideo.training.build import open_run
-    from hyvideo.training.failure import exit_status
+        from hyvideo.distributed.mesh import process_group
+        from hyvideo.planning.preflight import preflight
+        from hyvideo.training.build import open_run
+        from hyvideo.training.failure import exit_status
 
     disable_progress_bar()
     run = None

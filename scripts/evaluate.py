@@ -21,7 +21,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, printable, say_loading
+from hyvideo.config.outside import complain, loading, printable
 from hyvideo.data.files import replace_synced
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import OVERALL, compare, with_overall
@@ -106,11 +106,11 @@ def main(argv: Sequence[str]) -> int:
         for entry in arguments.entries:
             for job in () if entry.makes_videos else jobs[entry.name]:
                 job.check_made()
-        say_loading("evaluate")
-        from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+        with loading("evaluate"):
+            from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 
+            _check_trained(arguments)
         disable_progress_bar()
-        _check_trained(arguments)
         rewards = [_build_reward(text, arguments) for text in arguments.rewards]
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         for entry in arguments.entries:
@@ -177,7 +177,6 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 def _check_trained(arguments: argparse.Namespace) -> None:
     """Find what is wrong with the trained weights, and which checkpoint `best` and `latest` stand for by now."""
     from hyvideo.checkpoint.train_state import named_checkpoint
-    from hyvideo.checkpoint.trained_policy import check_checkpoint
 
     arguments.entries = [
         replace(entry, trained=named_checkpoint(entry.trained)) if entry.trained else entry
@@ -185,6 +184,8 @@ def _check_trained(arguments: argparse.Namespace) -> None:
     ]
     for entry in arguments.entries:
         if entry.trained and not _is_adapter(entry.trained):
+            from hyvideo.checkpoint.trained_policy import check_checkpoint  # which takes seconds more
+
             check_checkpoint(entry.trained, ema=entry.name in arguments.ema)
         elif entry.name in arguments.ema:
             raise ValueError(f"--ema {entry.name}: only a --model with a run's checkpoint has an average of weights.")

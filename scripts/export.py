@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.outside import complain, loading
 
 FORMATS = ("diffusers", "original", "lora", "lora_original", "comfyui", "musubi")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -43,8 +43,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Export; returns the exit status (0 done, 2 wrong input)."""
     arguments = parse_arguments(argv)
-    say_loading("scripts.export")
-    from hyvideo.checkpoint.export import export  # only now, for it takes seconds
+    with loading("scripts.export"):
+        from hyvideo.checkpoint.export import export  # only now, for it takes seconds
 
     try:
         export(arguments)

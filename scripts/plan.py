@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.outside import complain, loading
 from hyvideo.config.schema import Config
 from hyvideo.data.files import claim_output
 from hyvideo.distributed.gpus import GPUS, Gpu, find_gpu
@@ -71,12 +71,11 @@ def main(argv: list[str]) -> int:
         if arguments.sr and arguments.sampling is None:
             raise ValueError("--sr goes with --sampling: a run's validation is never sharpened.")
         assumptions = _assumptions(arguments)
-        say_loading("scripts.plan")
-        start_server()
+        with loading("scripts.plan"):
+            start_server()
+            from hyvideo.planning.plan import Search, make_plan, misfit, plan_table  # only now, for it takes seconds
         if arguments.sampling is not None:
             return _plan_sampling(config, arguments, gpu, assumptions)
-        from hyvideo.planning.plan import Search, make_plan, misfit, plan_table  # only now, for it takes seconds
-
         sizes = {"world_size": arguments.world_size, "gpu": gpu, "assumptions": assumptions}
         plan = make_plan(config, **sizes, whole=arguments.whole)
     except (ValueError, OSError) as error:

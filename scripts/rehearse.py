@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.outside import complain, loading
 from hyvideo.data.files import claim_output
 from hyvideo.planning.own_process import start_server
 
@@ -42,11 +42,11 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"--num_text must be above 0; received {arguments.num_text}.")
         if arguments.json:
             claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
-        say_loading("scripts.rehearse")
-        start_server()
-        from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
-        from hyvideo.planning.plan import check_plan
-        from hyvideo.planning.rehearsal import rehearse
+        with loading("scripts.rehearse"):
+            start_server()
+            from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
+            from hyvideo.planning.plan import check_plan
+            from hyvideo.planning.rehearsal import rehearse
 
         networks = read_networks(config.model, config.reward)
         check_plan(config, networks, arguments.world_size)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, in_words, printable, say_loading
+from hyvideo.config.outside import complain, in_words, loading, printable
 from hyvideo.data.files import claim_output
 from scripts.reports.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
@@ -50,8 +50,8 @@ def _report(argv: Sequence[str]) -> int:
     parser.add_argument("--embed", action="store_true", help=EMBED)
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.runs]
-    say_loading("scripts.report")
-    from scripts.reports.report import report_runs  # only now, for it takes seconds
+    with loading("scripts.report"):
+        from scripts.reports.report import report_runs  # only now, for it takes seconds
 
     names, folders = zip(*named, strict=True)
     default = folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
@@ -70,8 +70,8 @@ def _gallery(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which pairs are drawn; default 0")
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
-    say_loading("scripts.report")
-    from scripts.reports.gallery import read_models, write_gallery, write_study
+    with loading("scripts.report"):
+        from scripts.reports.gallery import read_models, write_gallery, write_study
 
     models = read_models(named)
     if arguments.preference is None:

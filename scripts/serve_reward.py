@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, say_loading, with_home
+from hyvideo.config.outside import complain, loading, with_home
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
         raise ValueError(f"--reward: a server has each reward once; received {', '.join(names)}.")
     if not token and arguments.host not in _LOCAL_HOSTS:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
-    say_loading("serve_reward")
-    import torch  # only now, for it takes seconds
-    from transformers.utils.logging import disable_progress_bar
+    with loading("serve_reward"):
+        import torch  # only now, for it takes seconds
+        from transformers.utils.logging import disable_progress_bar
 
-    from hyvideo.models.reward_models.registry import RewardContext
-    from hyvideo.models.reward_models.remote.server import create_app
+        from hyvideo.models.reward_models.registry import RewardContext
+        from hyvideo.models.reward_models.remote.server import create_app
 
     disable_progress_bar()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -14,7 +14,7 @@ import stat
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -300,10 +300,8 @@ def verify_files(folder: Path) -> None:
 
 def _size_of(path: Path) -> int | None:
     """Return the size of a file in bytes; None if there is no such file, or there can be none of that name."""
-    try:
+    with suppress(OSError, ValueError):
         return path.stat().st_size if path.is_file() else None
-    except (OSError, ValueError):
-        return None
 
 
 def _damaged(folder: Path, name: str, what: str) -> str:

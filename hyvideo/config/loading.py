@@ -3,6 +3,8 @@
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -13,6 +15,8 @@ from hyvideo.config.flags import ALIASES, BOOLEANS, ELSEWHERE, OWN_SIZES, SYNONY
 from hyvideo.config.outside import as_value_error, complain, read_file, with_home
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
+
+_DEFAULTS: DictConfig = OmegaConf.structured(Config)  # to make it takes longer than all else here
 
 _UNREADABLE = (
     *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
@@ -55,7 +59,7 @@ def load_config(argv: Sequence[str]) -> Config:
     files = values.pop("config")
     if own_size := str(values.get("validation_fixed_size", "")).lower() == "none":
         del values["validation_fixed_size"]
-    config = OmegaConf.structured(Config)
+    config = deepcopy(_DEFAULTS)
     for file in files:
         _merge_file(config, file)
     for name, text in sorted(values.items(), key=_aliases_first):
@@ -74,14 +78,14 @@ def load_config(argv: Sequence[str]) -> Config:
 
 def load_saved_config(path: str | Path) -> Config:
     """Read the configuration that `save_config` wrote; fields the file does not have take the schema's default."""
-    config = OmegaConf.structured(Config)
+    config = deepcopy(_DEFAULTS)
     _merge_file(config, path)
     return OmegaConf.to_object(config)
 
 
 def save_config(cfg: Config, path: str | Path) -> None:
     """Write every value of `cfg`, by group, as YAML that `--config` and `load_saved_config` read back unchanged."""
-    Path(path).write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)), encoding="utf-8")
+    Path(path).write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(cfg))), encoding="utf-8")
 
 
 def _merge_file(config: DictConfig, path: str | Path) -> None:

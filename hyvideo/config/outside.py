@@ -1,6 +1,7 @@
 """What comes from outside: files that might never end, text that a terminal would obey, and the user's own classes."""
 
 import errno
+import gc
 import importlib
 import os
 import re
@@ -62,10 +63,7 @@ def with_home(value: Any) -> Any:
 
 
 def printable(text: object) -> str:
-    """Return a text as `repr` shows its characters: one from a file could move the cursor or rename the window.
-
-    Line ends and tabs stay.
-    """
+    """Return a text as `repr` shows it, but for line ends and tabs: one from a file could rename the window."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
 
 
@@ -84,10 +82,16 @@ def complain(message: str, *, once: bool = False) -> None:
         print(printable(message), file=sys.stderr, flush=True)
 
 
-def say_loading(program: str) -> None:
-    """Tell the person at a terminal, on the first rank alone, what the seconds until the next message are for."""
+@contextmanager
+def loading(program: str) -> Iterator[None]:
+    """Import what takes seconds: a terminal is told, and no garbage is looked for, which would take a fifth more."""
     if sys.stderr.isatty():
         complain(f"{program}: loading PyTorch and what depends on it ...", once=True)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def import_class(setting: str, path: str, base: type[T]) -> type[T]:

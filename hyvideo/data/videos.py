@@ -55,7 +55,7 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
         with suppress(RuntimeError):  # what was written is not even the beginning of a video
             num_written, _ = count_frames_and_secs(temporary)
         if failure or num_written != len(frames):  # the encoder reports no failure at its end
-            reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
+            reason = f"the encoder wrote {num_written} of {len(frames)} frames; the disk may be full"
             raise OSError(errno.ENOSPC, reason) from failure
 
 

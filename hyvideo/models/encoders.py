@@ -18,6 +18,7 @@ from transformers import (
     T5Config,
     T5EncoderModel,
 )
+from transformers.initialization import no_init_weights
 
 from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.model_folder import check_component, is_diffusers_layout, read_json, readable
@@ -47,14 +48,14 @@ def load_encoders(
     with readable(root, "the encoders"):
         glyphs = _glyph_encoder(root, device) if is_diffusers_layout(root) else _original_glyphs(text.parent, device)
         encoders = dict(zip(("text_encoder_2", "tokenizer_2"), glyphs, strict=True))
-        with init_empty_weights():
+        with init_empty_weights(), no_init_weights():
             language = Qwen2_5_VLTextModel(_from_folder(AutoConfig, text).get_text_config())
         names = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
         unread = ("visual.", "model.visual.", "lm_head.")  # its vision tower and output layer stay on the disk
         encoders["text_encoder"] = _filled(language, text, names, dtype, device, ignored=unread)
         encoders["tokenizer"] = _from_folder(AutoTokenizer, tokenizer)
         if vision:
-            with init_empty_weights():
+            with init_empty_weights(), no_init_weights():
                 siglip = SiglipVisionModel(_from_folder(SiglipVisionConfig, image_encoder))
             of_others = ("vision_model.",)  # where other versions of the library keep its tensors
             encoders["image_encoder"] = _filled(siglip, image_encoder, of_others, dtype, device)
@@ -123,7 +124,7 @@ def _filled_t5(
     config: T5Config, source: SafetensorsFolder | StateDict, naming: Naming, device: torch.device | None
 ) -> T5EncoderModel:
     """Make a T5 encoder in float32, as the original keeps it, whose token embedding has two names."""
-    with init_empty_weights():
+    with init_empty_weights(), no_init_weights():
         model = T5EncoderModel(config)
     fill(model, source, naming, dtype=torch.float32, device=device, ignored=(_EMBEDDING,))
     model.tie_weights()

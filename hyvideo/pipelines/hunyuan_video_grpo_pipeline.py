@@ -245,7 +245,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     @contextmanager
     def encoders_at_work(self) -> Iterator[None]:
         """Let encoders that rest in host memory compute on the device; nothing changes, so nothing is copied back."""
-        device = self._execution_device  # to ask for it takes diffusers milliseconds
+        device = self.vae.device
         places: list[tuple[nn.Module, str, Tensor]] = []
         away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
         for module in (module for encoder in self.encoders for module in encoder.modules() if self.encoder_offload):
@@ -282,11 +282,12 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         encoded as a blank, as the model was trained. With `glyphs` quoted texts are encoded by ByT5, which the original
         model never does for the negative prompt.
         """
-        rows = []
+        rows, device = [], self._execution_device  # to ask for it takes diffusers milliseconds
         with self.encoders_at_work():
             for prompt in prompts:
                 try:
-                    rows.append((self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")))
+                    quoted = prompt if glyphs else ""
+                    rows.append((self._encode_text(prompt, device), self._encode_glyphs(quoted, device)))
                 except Exception as error:
                     error.add_note(f"The encoders failed at the prompt {prompt!r}.")
                     raise
@@ -387,7 +388,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         learns from the steps that it trains. `on_step` is called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
-        latents, means, log_probs = [noise.initial(shape, self._execution_device)], [], []
+        latents, means, log_probs = [noise.initial(shape, conditioning.text[0].device)], [], []
         step = partial(self.denoise_step, guidance=guidance, sde_type=sde_type, eta=eta)
         noisy_there = None if noisy is None else upload(noisy, latents[0].device)
         for index in range(len(self.scheduler.timesteps)):
@@ -439,7 +440,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         self.vae.disable_tiling()
         return torch.cat(videos)
 
-    def _encode_text(self, prompt: str) -> Tensor:
+    def _encode_text(self, prompt: str, device: torch.device) -> Tensor:
         """Return the language model's states `[S, D]` of one prompt, third from the last layer, system turn cropped."""
         crop = self.system_turn_length()
         tokens = self.tokenizer.apply_chat_template(
@@ -450,18 +451,18 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             max_length=crop + self.tokenizer_max_length,
             return_tensors="pt",
         )
-        tokens = {name: upload(values, self._execution_device) for name, values in tokens.items()}
+        tokens = {name: upload(values, device) for name, values in tokens.items()}
         states = self.text_encoder(**tokens, output_hidden_states=True, use_cache=False).hidden_states[-3]
         return states[0, crop:].float()
 
-    def _encode_glyphs(self, prompt: str) -> Tensor:
+    def _encode_glyphs(self, prompt: str, device: torch.device) -> Tensor:
         """Return ByT5 states `[S_g, D_g]` of the texts quoted in one prompt; no rows when it quotes none."""
         glyphs = extract_glyph_texts(prompt)
         encoder = self.text_encoder_2
         if glyphs is None:
-            return torch.zeros(0, encoder.config.d_model, device=self._execution_device)
+            return torch.zeros(0, encoder.config.d_model, device=device)
         tokens = self.tokenizer_2(glyphs, truncation=True, max_length=self.tokenizer_2_max_length, return_tensors="pt")
-        tokens = {name: upload(values, self._execution_device) for name, values in tokens.items()}
+        tokens = {name: upload(values, device) for name, values in tokens.items()}
         return encoder(**tokens)[0][0].float()
 
     def _encode_frame(self, image: Image.Image) -> Tensor:

@@ -105,11 +105,6 @@ class PretendDevice(PeakMemory):
             found |= Counter({(name, *key[1:]): count for key, count in getattr(self, name).items() if key[0] == phase})
         return found
 
-    def count_again(self, phase: str, counts: Mapping[tuple[str, ...], int]) -> None:
-        """Count in a phase what was counted in another."""
-        for (name, *rest), count in counts.items():
-            getattr(self, name)[(phase, *rest) if rest else phase] += count
-
     def __enter__(self) -> "PretendDevice":
         self._lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes a host tensor, and a copy that is dispatched
@@ -160,13 +155,10 @@ class PretendDevice(PeakMemory):
         """Return an operation's result, for most of them without the slow checks of `FakeTensorMode`."""
         tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if not all(isinstance(value, FakeTensor) for value in tensors):
-
-            def enter(value: Tensor) -> Tensor:
-                """Take a tensor that was made outside into the rehearsal."""
-                return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
-
+            # those that were made outside are taken into the rehearsal
+            enter = lambda value: value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)  # noqa: E731
             return self._checked(operation, *tree_map_only(Tensor, enter, (args, kwargs)))
-        if operation.is_view:
+        if operation.is_view or operation is _aten._unsafe_view.default:
             with in_kernel_invocation_manager(self._fake):
                 viewed = operation(*args, **kwargs)
             views = [FakeTensor(self._fake, each, tensors[0].fake_device) for each in _tensors_in([viewed])]
@@ -230,9 +222,8 @@ class PretendDevice(PeakMemory):
     def _note_copy(self, tensor: Tensor, *, blocking: bool = True) -> None:
         """Note a copy of a tensor to the device, or a blocking one of a tensor on the device to the host."""
         noted = self.reads if tensor.device.type == NAME else self.uploads if blocking else self.pinned
-        if noted is self.reads and not blocking:
-            return
-        noted[self.phase, self._reason()] += 1
+        if blocking or noted is not self.reads:
+            noted[self.phase, self._reason()] += 1
 
     def _reason(self) -> str:
         """Return why the host waits, or without a reason the place where it does."""

@@ -427,7 +427,8 @@ def _as_part(
             else:
                 again, taken, counts = made[key]
                 device.peaks[place] = max(device.peaks[place], device.current + taken)
-                device.count_again(place, counts)
+                for (name, *rest), count in counts.items():
+                    getattr(device, name)[(place, *rest) if rest else place] += count
                 result = again()
         return result
 

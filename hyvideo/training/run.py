@@ -384,6 +384,8 @@ class Run:
             self._save()
         if stopped and guarded != "stop":
             self._stop_between_rounds()
+        if self.continues():
+            gc.collect()
         self._begin_round()
 
     def _write_scores(self, trajectory: Trajectory, advantages: Sequence[float]) -> None:
@@ -425,8 +427,7 @@ class Run:
         return f"{where} {f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
 
     def _begin_round(self) -> None:
-        """Remember where the next round begins, and let the garbage collector run."""
-        gc.collect()
+        """Remember where the next round begins."""
         self._first_step, self._start, self._compared = self.state.step, self.state.position(), {}
         if (profile := self.journal.profile) and self.continues():
             profile.begin_round(last=self.state.step + self.algorithm.updates_per_round >= self.config.run.max_steps)

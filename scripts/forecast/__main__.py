@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain, in_words, say_loading
+from hyvideo.config.outside import complain, in_words, loading
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import SETTINGS
 
@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"scripts.forecast: {in_words(error)}")
         return 2
-    say_loading("scripts.forecast")
-    from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+    with loading("scripts.forecast"):
+        from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 
-    from hyvideo.algorithms.optimizer import NonFiniteUpdateError
-    from hyvideo.distributed.mesh import process_group
-    from hyvideo.models.reward_models.registry import RewardFailureError
+        from hyvideo.algorithms.optimizer import NonFiniteUpdateError
+        from hyvideo.distributed.mesh import process_group
+        from hyvideo.models.reward_models.registry import RewardFailureError
 
     disable_progress_bar()
     try:

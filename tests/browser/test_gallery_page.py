@@ -168,15 +168,15 @@ def save_votes(page: Page, path: Path) -> Path:
     return path
 
 
-def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: OpenPage, tmp_path: Path):
-    prompts = [f"prompt {number}" for number in range(40)]
-    folders = [write_scored(tmp_path / name, prompts, [0.0] * 40) for name in ("base", "trained")]
+def test_win_rates_over_twenty_pairs_come_out_as_two_raters_voted(open_page: OpenPage, tmp_path: Path):
+    prompts = [f"prompt {number}" for number in range(20)]
+    folders = [write_scored(tmp_path / name, prompts, [0.0] * 20) for name in ("base", "trained")]
     key_path = write_study(tmp_path / "study", [model_of(folder) for folder in folders])
     key = json.loads(key_path.read_text())
     number_of = {name: number for number, name in enumerate(key["pairs"])}
     pair_of = {frozenset(videos): name for name, videos in key["pairs"].items()}
     files, lefts = [], []
-    for rater, num_wins in (("Ann", 30), ("Bo <b>", 20)):
+    for rater, num_wins in (("Ann", 15), ("Bo <b>", 10)):
         page = open_page(tmp_path / "study" / "index.html")
         start_study(page, rater)
         for _ in prompts:
@@ -185,15 +185,15 @@ def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: Open
             wanted = "trained" if number_of[pair_of[frozenset(sides)]] < num_wins else "base"
             arrow = "ArrowLeft" if key["models"][sides[0]] == wanted else "ArrowRight"
             vote(page, [arrow, "ArrowDown", arrow])
-        assert "You judged 40 of 40 pairs" in page.locator("#done").inner_text()
+        assert "You judged 20 of 20 pairs" in page.locator("#done").inner_text()
         files.append(save_votes(page, tmp_path / f"{len(files)}.json"))
-    assert 20 < lefts.count("base") < 60  # sides are shuffled
+    assert 8 < lefts.count("base") < 32  # sides are shuffled
     rates = {rate.criterion: rate for rate in win_rates(key_path, read_votes(files))}
     visual, motion = rates["visual_quality"], rates["motion_quality"]
-    assert (visual.first, visual.second, visual.num_pairs, visual.num_raters) == ("base", "trained", 40, 2)
-    assert (visual.wins, visual.ties, visual.losses) == (30, 0, 50)
-    assert visual.rate == pytest.approx(30 / 80) and visual.low < 0.375 < visual.high
-    assert (motion.wins, motion.ties, motion.losses, motion.rate) == (0, 80, 0, 0.5)
+    assert (visual.first, visual.second, visual.num_pairs, visual.num_raters) == ("base", "trained", 20, 2)
+    assert (visual.wins, visual.ties, visual.losses) == (15, 0, 25)
+    assert visual.rate == pytest.approx(15 / 40) and visual.low < 0.375 < visual.high
+    assert (motion.wins, motion.ties, motion.losses, motion.rate) == (0, 40, 0, 0.5)
     assert rates["semantic_alignment"].rate == visual.rate
 
 

@@ -176,7 +176,8 @@ def test_a_full_disk_is_told_by_the_file_and_the_reason(command_line, tiny_root,
         pytest.skip("a file system cannot be mounted here")
     try:
         (folder / "filling").write_bytes(b"0" * 1024 * (64 - room))
-        finished = command_line.run("post_train.py", arguments(tiny_root, prompts_csv, Path("out"), max_steps=1))
+        settings = {"max_steps": 1, "trackers": ["tensorboard"]}
+        finished = command_line.run("post_train.py", arguments(tiny_root, prompts_csv, Path("out"), **settings))
     finally:
         subprocess.run(["umount", folder], check=True)
     assert finished.returncode in (1, 2) and 'post_train.py", line' not in finished.stderr

@@ -14,7 +14,7 @@ from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.config.loading import load_config, load_saved_config
 from hyvideo.models.loading import load_transformer
-from tests.support.training import REPOSITORY, SETTINGS, arguments, write_prompts
+from tests.support.training import REPOSITORY, arguments, write_prompts
 
 PUBLIC_KEYS = {
     *("step", "reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "loss/policy", "loss/total"),
@@ -26,7 +26,8 @@ PUBLIC_KEYS = {
 
 def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, stock_root, prompts_csv):
     """In a plain process, imports included; then once more, into the same folder."""
-    argv = arguments(stock_root, prompts_csv, Path("run"), max_steps=3, validation_interval=3)
+    settings = {"max_steps": 3, "validation_interval": 3, "trackers": ["tensorboard"]}
+    argv = arguments(stock_root, prompts_csv, Path("run"), **settings)
     command, here = [sys.executable, str(REPOSITORY / "post_train.py"), *argv], command_line.folder
     first = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr
@@ -83,8 +84,7 @@ def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_
 @pytest.mark.parametrize("save_interval", [0, 1])
 def test_a_run_without_its_folder_says_so_and_names_no_checkpoint(command_line, tiny_root, prompts_csv, save_interval):
     run = command_line.folder / "run"
-    quiet = [SETTINGS["config"], REPOSITORY / "tests" / "support" / "no_trackers.yaml"]
-    endless = {"config": quiet, "max_steps": 1000, "save_interval": save_interval}
+    endless = {"max_steps": 1000, "save_interval": save_interval}
     command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, **endless))
 
     def removed() -> bool:

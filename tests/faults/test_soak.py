@@ -14,7 +14,7 @@ from tests.support.training import arguments
 
 SETTINGS = {"batch_size": 2, "grpo_sampling_steps": 2, "mini_batch_size_per_update": 4, "updates_per_rollout": 2}
 SETTINGS |= {"validation_interval": 100, "save_interval": 10, "keep_last": 2, "async_save": True}
-SETTINGS |= {"resume_from_checkpoint": "latest"}
+SETTINGS |= {"resume_from_checkpoint": "latest", "trackers": ["tensorboard"]}
 
 
 def usage_of(command: Command, folder: Path) -> dict[str, float]:

@@ -21,7 +21,8 @@ def start(command_line: CommandLine, root_of_four_heads: Path, prompts_csv: Path
     """Start a run of two updates in a folder of the working directory, with a fault or without."""
 
     def begin(folder: str, fault: str = "", **settings: object) -> Command:
-        argv = arguments(root_of_four_heads, prompts_csv, command_line.folder / folder, **{"max_steps": 2, **settings})
+        settings = {"max_steps": 2, "trackers": ["tensorboard"], **settings}
+        argv = arguments(root_of_four_heads, prompts_csv, command_line.folder / folder, **settings)
         script = "tests/support/faulty_post_train.py" if fault else "post_train.py"
         return command_line.start(script, argv, {"FAULT": fault, "FAULT_AFTER": "0"})
 

@@ -1,7 +1,9 @@
-# ruff: noqa: F401
+# ruff: noqa: E402, F401
 """What the server of `tests.support.ranks` holds when it forks, so that no process of a test pays for it again."""
 
 import gc
+
+gc.disable()  # imports leave no garbage
 
 import torch.utils.tensorboard
 from transformers import CLIPModel, Qwen2VLForConditionalGeneration
@@ -18,4 +20,5 @@ from tests.support import ranks, tiny_model, training
 
 _environment().get_template("report.html")  # compiled once
 gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it
-gc.freeze = gc.unfreeze = lambda: None  # a run would thaw it at its end
+gc.unfreeze = lambda: None  # a run would thaw it at its end
+gc.enable()

@@ -16,7 +16,6 @@ from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 BRIGHTNESS = "tests.support.rewards:Brightness"
 
 GUARDED = {
-    "config": [Path(__file__).parents[2] / "configs" / "tiny.yaml", Path(__file__).with_name("no_trackers.yaml")],
     **{"validation_interval": 1, "validation_num_videos": 8, "validate_at_step0": True},
     **{"learning_rate": 5e-3, "lr_warmup_steps": 0, "kl_weight": 0},
 }

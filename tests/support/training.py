@@ -35,7 +35,8 @@ KL = {"kl_weight": 0.01, "kl_warmup_updates": 2, "update_ref_model_step": 2}
 VALIDATION = {"validation_interval": 0, "validation_num_videos": 2, "validate_video_length": 5}
 VALIDATION |= {"validation_fixed_size": "32x32", "validation_num_inference_steps": 2}
 SETTINGS: Mapping[str, Any] = {
-    **{"config": REPOSITORY / "configs" / "tiny.yaml", "updates_per_rollout": 1, "learning_rate": 1e-3},
+    **{"config": [REPOSITORY / "configs" / "tiny.yaml", Path(__file__).with_name("no_trackers.yaml")]},
+    **{"updates_per_rollout": 1, "learning_rate": 1e-3},
     **{"max_steps": 3, "save_interval": 0, "peak_tflops": 0.1},  # or every run would measure it
     **{**VIDEOS, **ROUND, **KL, **VALIDATION},
 }

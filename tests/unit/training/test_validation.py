@@ -36,7 +36,8 @@ def test_over_a_thousand_videos_are_listed_by_their_numbers_and_only_those_shown
 
 
 def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(trained):
-    training = trained(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12, run_name="mine")
+    settings = {"trackers": ["tensorboard"], "validation_interval": 2, "validate_at_step0": True, "video_fps": 12}
+    training = trained(max_steps=2, run_name="mine", **settings)
     assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
     folder = training.folder.samples / "step_2"
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
