@@ -40,7 +40,7 @@ import yaml
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain
+from hyvideo.config.outside import as_value_error, complain
 from hyvideo.config.schema import Config
 from hyvideo.data.files import remove, replace_synced
 from hyvideo.data.prompts import prompt_rows, read_prompts
@@ -423,12 +423,8 @@ def _check_same(work: Work, prompts: str) -> dict[str, Any]:
         "scripts/paper/tables.yaml": {name: work.scale[name] for name in work.scale if name != "rewards"},
     }
     if path.is_file():
-        try:
+        with as_value_error(f"'{path}' is damaged", ValueError, TypeError, advice="Choose another --output_dir."):
             before = dict(json.loads(path.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"'{path}' is damaged ({error}), so nobody knows what these runs are: choose another folder."
-            ) from error
         if changed := [name for name, value in asked.items() if before.get(name) != value]:
             raise ValueError(
                 f"--output_dir: '{arguments.output_dir}' holds runs with other {', '.join(changed)}, which would stand "

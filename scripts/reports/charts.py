@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import matplotlib
 import numpy as np
@@ -33,8 +34,7 @@ _STYLE = {
 _VARIABLES = {**{str(number): f"c{number}" for number in range(6)}, "a": "muted", "b": "line"}
 """The colour #00c0fX of a figure becomes a variable of the page's style sheet, which follows the reader's theme."""
 _DASHES = ("solid", "dashed", "dotted")
-_MAX_VALUES, _MAX_OF_BAND = 48, 240
-_LEAST_SMOOTHED = 10
+_MAX_VALUES, _MAX_OF_BAND, _LEAST_SMOOTHED = 48, 240, 10
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,11 @@ def draw(
     if not lines:
         return None
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5, 3), dpi=72)
-        axes = figure.add_axes((0.14, 0.19, 0.84, 0.78))
-        if logarithmic:
-            axes.set_yscale("log", nonpositive="mask")
+        axes = _frame(logarithmic)
+        for former in (*axes.lines, *axes.collections, *axes.patches):
+            former.remove()
+        axes.relim()
+        axes.autoscale()
         for line in lines:
             _draw_line(axes, line)
         low, high = axes.dataLim.minposy if logarithmic else axes.dataLim.y0, axes.dataLim.y1
@@ -100,14 +101,8 @@ def draw(
             axes.set_ylim(high - around, high + around)
         few = LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,), numticks=5)
         axes.yaxis.set_major_locator(few if logarithmic else MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: in_words(round(value, 12), 6)))
-        axes.grid(axis="y")
-        axes.set_xlabel("update", loc="right")
         file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        axes.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = file.getvalue()
     svg = re.sub("#00c0f([0-9a-b])", lambda found: f"var(--{_VARIABLES[found[1]]})", svg[svg.index("<svg") :])
     svg = re.sub(r'<g id="(line|gap)">', r'<g class="\1">', svg)
@@ -116,6 +111,21 @@ def draw(
     svg = svg.replace("</svg>", f"{_values(axes, lines, words)}</svg>")
     legend = tuple((line.label, *line_style(line.number)) for line in lines)
     return Chart(title, about, Markup(svg), legend, ". ".join([title, *(_ends(line, words) for line in lines)]))
+
+
+@cache
+def _frame(logarithmic: bool) -> Axes:
+    """Make what is around the curves, once: it takes as long as all else of a chart."""
+    axes = Figure(figsize=(5, 3), dpi=72).add_axes((0.14, 0.19, 0.84, 0.78))
+    if logarithmic:
+        axes.set_yscale("log", nonpositive="mask")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: in_words(round(value, 12), 6)))
+    axes.grid(axis="y")
+    axes.set_xlabel("update", loc="right")
+    return axes
 
 
 def _draw_line(axes: Axes, line: Line) -> None:

@@ -63,11 +63,6 @@ def to_network(videos: torch.Tensor) -> torch.Tensor:
     return videos.permute(0, 4, 1, 2, 3).float().div(127.5).sub(1).contiguous(memory_format=torch.channels_last_3d)
 
 
-def to_videos(frames: torch.Tensor) -> torch.Tensor:
-    """Float [B, 3, F, H, W] in [-1, 1] -> uint8 [B, F, H, W, 3]."""
-    return frames.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1)
-
-
 def training_batch(rng: random.Random, scenes: list[Scene], stage: Stage) -> torch.Tensor:
     """Clips cropped around their shape, as uint8 [B, F, H, W, 3]; `stage.varied` of them leave the vocabulary."""
     varied = round(stage.batch * stage.varied)
@@ -90,8 +85,8 @@ def held_out_psnr(vae: AutoencoderKLHunyuanVideo15, num_clips: int = 32) -> tupl
     rng = random.Random(1)
     videos = render([sample_mixed_clip(rng.choice(VALID_SCENES), rng) for _ in range(num_clips)])
     latents = torch.cat([vae.encode(to_network(part)).latent_dist.mode() for part in videos.split(8)])
-    decoded = torch.cat([to_videos(vae.decode(part).sample) for part in latents.split(8)])
-    error = (decoded.float() - videos.float()).square().flatten(1).mean(1)
+    decoded = torch.cat([vae.decode(part).sample.float() for part in latents.split(8)]).permute(0, 2, 3, 4, 1)
+    error = (decoded.add(1).mul(127.5).round().clamp(0, 255) - videos.float()).square().flatten(1).mean(1)
     return (10 * torch.log10(255.0**2 / error)).mean().item(), latents
 
 
