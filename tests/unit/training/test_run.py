@@ -14,6 +14,7 @@ import torch
 
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
+from hyvideo.config.outside import loading
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
@@ -49,6 +50,20 @@ def test_during_a_run_what_was_there_before_is_out_of_every_garbage_collection(m
     with garbage_collected_on_request():
         assert called == ["freeze"] and not gc.isenabled()
     assert called == ["freeze", "unfreeze"] and gc.isenabled()
+
+
+def test_garbage_is_collected_when_a_run_begins_and_between_rounds(make_training, monkeypatch):
+    training, at, collect = make_training(max_steps=3), [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda: at.append(training.state.step) or collect())
+    training.train()
+    assert at == [0, 1, 2]
+
+
+def test_imports_look_for_no_garbage_and_say_nothing_where_nobody_reads_it(capsys):
+    with pytest.raises(ImportError), loading("post_train.py"):
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and capsys.readouterr().err == ""
 
 
 def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(trained):
