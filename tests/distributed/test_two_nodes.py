@@ -105,9 +105,9 @@ class Launch:
 
 
 @pytest.fixture
-def launch(cluster: dict[str, str], tmp_path: Path, tiny_root: Path, prompts_csv: Path):
+def launch(cluster: dict[str, str], tmp_path: Path, stock_root: Path, prompts_csv: Path):
     def start(name: str, environment: dict[str, str] | None = None, **settings: object) -> Launch:
-        return Launch(cluster | (environment or {}), tmp_path / name, tiny_root, prompts_csv, **settings)
+        return Launch(cluster | (environment or {}), tmp_path / name, stock_root, prompts_csv, **settings)
 
     return start
 
