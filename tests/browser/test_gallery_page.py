@@ -187,7 +187,7 @@ def test_win_rates_over_twenty_pairs_come_out_as_two_raters_voted(open_page: Ope
             vote(page, [arrow, "ArrowDown", arrow])
         assert "You judged 20 of 20 pairs" in page.locator("#done").inner_text()
         files.append(save_votes(page, tmp_path / f"{len(files)}.json"))
-    assert 8 < lefts.count("base") < 32  # sides are shuffled
+    assert 10 < lefts.count("base") < 30  # sides are shuffled
     rates = {rate.criterion: rate for rate in win_rates(key_path, read_votes(files))}
     visual, motion = rates["visual_quality"], rates["motion_quality"]
     assert (visual.first, visual.second, visual.num_pairs, visual.num_raters) == ("base", "trained", 20, 2)

@@ -116,7 +116,7 @@ def forecast_all(runs: list[list[str]]) -> None:
 
 def test_two_ranks_forecast_what_one_does(root_of_four_heads, prompts_csv, tmp_path):
     alone, *runs = (
-        [*arguments(root_of_four_heads, prompts_csv, tmp_path / name, **setup), *SMALL, "--num_rounds", "2"]
+        [*arguments(root_of_four_heads, prompts_csv, tmp_path / name, **setup), *SMALL]
         for name, setup in {"alone": {}, **SETUPS}.items()
     )
     run_on_ranks(1, forecast_all, [alone])

@@ -100,11 +100,10 @@ def test_encoders_at_rest_visit_once_for_a_round_and_once_for_a_validation_of_ma
 
 
 EXTRAPOLATED = {
-    "validated, a third of the steps compared with the anchor": "--grpo_sampling_steps 4 --anchor_fraction 0.34",
-    "a window, muon, two updates": "--grpo_sampling_steps 4 --sde_window sliding --sde_window_size 2 --use_muon "
-    "--updates_per_rollout 2",
+    "validated, a third of the steps compared with the anchor": "--anchor_fraction 0.34",
+    "a window, muon, two updates": "--sde_window sliding --sde_window_size 2 --use_muon --updates_per_rollout 2",
     "kept weights, half of the steps": "--grpo_sampling_steps 8 --reshard_after_forward false --timestep_fraction 0.5",
-    "nft": "--grpo_sampling_steps 4 --algorithm nft --ema_decay 0.9",
+    "nft": "--algorithm nft --ema_decay 0.9",
 }
 QUICK, *OTHERS = EXTRAPOLATED.values()
 
@@ -123,8 +122,8 @@ def test_few_steps_of_the_recipes_are_rehearsed_with_as_many_anchored_as_in_all_
 )
 def test_every_number_of_deep_networks_and_many_steps_lies_on_the_line_through_few(flags: str):
     """Peaks, operations, bytes, kernels, reads, uploads: though the largest network is never rehearsed."""
-    sizes = "--batch_size 1 --validation_interval 1 --validation_num_videos 4 --validation_num_inference_steps 3 "
-    sizes += "--validate_video_length 5 --validation_fixed_size 32x32"
+    sizes = "--batch_size 1 --grpo_sampling_steps 6 --validation_interval 1 --validation_num_videos 4 "
+    sizes += "--validation_num_inference_steps 4 --validate_video_length 5 --validation_fixed_size 32x32"
     config, networks = small(*sizes.split(), *flags.split())
     networks = replace(networks, transformer={**networks.transformer, "num_layers": 6})
     few, whole = (rehearse(config, networks, world_size=2, num_text=NUM_TEXT, whole=whole) for whole in (False, True))
