@@ -23,6 +23,5 @@ if "HYPOTHESIS_PROFILE" in os.environ:
 def pytest_configure(config: pytest.Config) -> None:
     """Load PyTorch and the fixtures, but not in the process that only hands tests to workers."""
     if IS_WORKER or not config.getoption("numprocesses", None):
-        gc.disable()  # imports leave no garbage
+        gc.disable()  # imports leave no garbage; tests.support.fixtures turns it on again
         config.pluginmanager.import_plugin("tests.support.fixtures")
-        gc.enable()

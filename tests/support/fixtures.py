@@ -27,6 +27,7 @@ def old_objects_are_no_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The loop: what it saves and when, what it logs, and how it stops."""
 
+import atexit
 import gc
 import math
 import re
@@ -59,11 +60,15 @@ def test_garbage_is_collected_when_a_run_begins_and_between_rounds(make_training
     assert at == [0, 1, 2]
 
 
-def test_imports_look_for_no_garbage_and_say_nothing_where_nobody_reads_it(capsys):
+def test_imports_are_never_looked_through_for_garbage_and_say_nothing_where_nobody_reads_it(capsys, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
     with pytest.raises(ImportError), loading("post_train.py"):
         assert not gc.isenabled()
+        loaded = [[]]
         raise ImportError
-    assert gc.isenabled() and capsys.readouterr().err == ""
+    assert gc.isenabled() and at_exit == [gc.freeze] and capsys.readouterr().err == ""
+    assert not any(known is loaded for known in gc.get_objects())
 
 
 def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(trained):
