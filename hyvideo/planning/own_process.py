@@ -1,5 +1,6 @@
 """Processes for what changes PyTorch as a whole, so that the process of a run stays as it was."""
 
+import gc
 import os
 import signal
 import threading
@@ -49,6 +50,7 @@ def _processes() -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """End with the process that asked for this one, however that ends."""
+    """End with the process that asked for this one; never look through what the server loaded for garbage."""
+    gc.freeze()
     threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes of a terminal
