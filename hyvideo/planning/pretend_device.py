@@ -144,16 +144,15 @@ class PretendDevice(PeakMemory):
             return special
         if kwargs.pop("generator", None) is not None and operation is _aten.randn.generator:
             operation = _aten.randn.default
-        result = self._run(operation, args, kwargs)
+        result = self._run(operation, args, kwargs, tensors)
         if on_device:
             self._note(operation, args, kwargs, result)
             for value in _tensors_in([result]):
                 self._see(value)
         return result
 
-    def _run(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run(self, operation: Any, args: tuple, kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
         """Return an operation's result, for most of them without the slow checks of `FakeTensorMode`."""
-        tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if not all(isinstance(value, FakeTensor) for value in tensors):
             # those that were made outside are taken into the rehearsal
             enter = lambda value: value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)  # noqa: E731
@@ -163,16 +162,20 @@ class PretendDevice(PeakMemory):
                 viewed = operation(*args, **kwargs)
             views = [FakeTensor(self._fake, each, tensors[0].fake_device) for each in _tensors_in([viewed])]
             return views[0] if isinstance(viewed, Tensor) else views
-        if not tensors or "device" in kwargs or not all(map(_is_on_device, tensors)):
+        if not all(map(_is_on_device, tensors)):
             return self._checked(operation, args, kwargs)
         key = (operation, _shapes(args), _shapes(kwargs))
-        if made := self._results.get(key):
+        if (made := self._results.get(key)) is not None:
+            if not made:  # it writes into its first argument, or into others and returns nothing
+                return args[0] if operation._schema.returns else None
             made = [torch.empty_strided(*shape, dtype=dtype, device="meta") for *shape, dtype in made]
             results = [FakeTensor(self._fake, each, self.device) for each in made]
             return results[0] if len(results) == 1 else tuple(results)
         result = self._checked(operation, args, kwargs)
         results = result if isinstance(result, tuple) else (result,)
-        if all(isinstance(each, FakeTensor) for each in results):
+        if result is None or (args and result is args[0] and torch.Tag.inplace_view not in operation.tags):
+            self._results[key] = ()
+        elif all(isinstance(each, FakeTensor) and _is_on_device(each) for each in results):
             held = {each.untyped_storage()._cdata for each in tensors}
             if not held & {each.untyped_storage()._cdata for each in results}:
                 self._results[key] = _shapes(results)
