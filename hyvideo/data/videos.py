@@ -3,6 +3,7 @@
 import errno
 import io
 import struct
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from pathlib import Path
 import imageio.v2 as imageio
 import torch
 from imageio.core.format import Format
-from imageio_ffmpeg import count_frames_and_secs
+from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image, ImageOps
 
 from hyvideo.config.outside import as_value_error, check_file
@@ -42,21 +43,15 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
     factor, from 0 (lossless) to 51; 16 is visually lossless. An OSError says that the encoder could not finish, for
     example on a full disk.
     """
-    options = ["-crf", str(crf), "-movflags", "+faststart"]
-    form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}
-    num_written, failure = 0, None
+    _, height, width, _ = frames.shape
+    raw = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
+    coded = f"-c:v libx264 -pix_fmt yuv420p -crf {crf} -movflags +faststart -y"
     with replacing(path) as temporary:
-        try:
-            with imageio.get_writer(temporary, fps=fps, output_params=options, **form) as writer:
-                for frame in frames.cpu().numpy():
-                    writer.append_data(frame)
-        except OSError as error:  # the encoder's whole command line, without what was wrong
-            failure = error
-        with suppress(RuntimeError):  # what was written is not even the beginning of a video
-            num_written, _ = count_frames_and_secs(temporary)
-        if failure or num_written != len(frames):  # the encoder reports no failure at its end
-            reason = f"the encoder wrote {num_written} of {len(frames)} frames; the disk may be full"
-            raise OSError(errno.ENOSPC, reason) from failure
+        encoder = [get_ffmpeg_exe(), "-v", "error", *raw.split(), *coded.split(), f"file:{temporary}"]
+        pixels = frames.contiguous().cpu().numpy().reshape(-1).data
+        # Ctrl-C reaches all processes of a terminal's group, and a round that it ends is finished first.
+        if status := subprocess.run(encoder, input=pixels, stderr=subprocess.DEVNULL, process_group=0).returncode:
+            raise OSError(errno.ENOSPC, f"the video encoder ended with status {status}; the disk may be full")
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:

@@ -6,6 +6,7 @@ import gc
 gc.disable()  # imports leave no garbage
 
 import torch.utils.tensorboard
+from imageio_ffmpeg import get_ffmpeg_exe
 from transformers import CLIPModel, Qwen2VLForConditionalGeneration
 
 import hyvideo.algorithms.grpo
@@ -19,6 +20,7 @@ from scripts.reports.page import _environment
 from tests.support import ranks, tiny_model, training
 
 _environment().get_template("report.html")  # compiled once
+get_ffmpeg_exe()  # which tries it
 gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it
 gc.unfreeze = lambda: None  # a run would thaw it at its end
 gc.enable()
