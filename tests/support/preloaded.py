@@ -16,10 +16,12 @@ import hyvideo.planning.preflight
 import hyvideo.training.failure
 import post_train
 from hyvideo.models.reward_models import clip, text_rendering, videoalign, vlm_checks
+from scripts.reports import report
 from scripts.reports.page import _environment
 from tests.support import ranks, tiny_model, training
 
-_environment().get_template("report.html")  # compiled once
+for template in _environment().list_templates():
+    _environment().get_template(template)  # compiled once
 get_ffmpeg_exe()  # which tries it
 gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it
 gc.unfreeze = lambda: None  # a run would thaw it at its end
