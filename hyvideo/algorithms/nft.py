@@ -71,14 +71,7 @@ def optimality(advantages: Tensor, clip_max: float) -> Tensor:
 
 
 def nft_losses(
-    velocity: Tensor,
-    old_velocity: Tensor,
-    noised: Tensor,
-    clean: Tensor,
-    sigma: Tensor,
-    *,
-    beta: float,
-    adaptive: bool,
+    velocity: Tensor, old_velocity: Tensor, noised: Tensor, clean: Tensor, sigma: Tensor, *, beta: float, adaptive: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the flow-matching errors of the implicit good and bad policies (Eq. 5), `[N]` each.
 
@@ -195,13 +188,7 @@ class NFT(Algorithm):
         velocity, noised, clean, sigma = self._velocity(trajectory, *both)
         old_velocity = velocity.detach() if old_velocity is None else old_velocity
         good, bad = nft_losses(
-            velocity,
-            old_velocity,
-            noised,
-            clean,
-            sigma,
-            beta=nft.beta,
-            adaptive=nft.adaptive_weighting,
+            velocity, old_velocity, noised, clean, sigma, beta=nft.beta, adaptive=nft.adaptive_weighting
         )
         r, counts = optimal[rows].to(good), scored[rows].to(good)
         loss = policy_loss = clip_max / nft.beta * (counts * (r * good + (1 - r) * bad)).mean()

@@ -85,11 +85,7 @@ def complain(message: str, *, once: bool = False) -> None:
 
 @contextmanager
 def loading(program: str) -> Iterator[None]:
-    """Import what takes seconds: a terminal is told, and nothing of it is ever looked through for garbage.
-
-    Python's collector would do so several times while a program starts, and once more when it ends, which takes a third
-    of a start.
-    """
+    """Import what takes seconds: a terminal is told. To look through it for garbage would take a third of a start."""
     if sys.stderr.isatty():
         complain(f"{program}: loading PyTorch and what depends on it ...", once=True)
     atexit.register(gc.freeze)

@@ -90,12 +90,7 @@ class Pairs(NamedTuple):
 
 
 def select_timesteps(
-    trained_mask: Tensor,
-    fraction: float,
-    num_samples: int,
-    *,
-    permute: bool,
-    generator: torch.Generator,
+    trained_mask: Tensor, fraction: float, num_samples: int, *, permute: bool, generator: torch.Generator
 ) -> Tensor:
     """Choose for every sample the ``T = max(1, floor(fraction * trained))`` steps to train, in their order of use.
 

@@ -70,11 +70,7 @@ def offload_blocks(network: nn.Module, device: torch.device, *, pinned: bool = F
     two. Others are brought to a pinned place when they are needed. On a CPU nothing moves.
     """
     apply_group_offloading(
-        network,
-        device,
-        num_blocks_per_group=1,
-        use_stream=device.type != "cpu",
-        low_cpu_mem_usage=not pinned,
+        network, device, num_blocks_per_group=1, use_stream=device.type != "cpu", low_cpu_mem_usage=not pinned
     )
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def check_values(config: Mapping[str, Any] | Sequence[Any], path: Path, key: str
     for name, value in config.items() if isinstance(config, Mapping) else ((key, each) for each in config):
         if isinstance(value, Mapping | list | tuple):
             check_values(value, path, name)
-        limit = next(limit for pattern, limit in _LIMITS.items() if re.search(pattern, name))
+        limit = _limit_of(name)
         for number in (value, float(name) if name.isdecimal() else 0):
             if isinstance(number, int | float) and not abs(number) < limit:
                 raise ValueError(f"'{path}': {name:.80} is {value!r:.80}, expected less than {limit}.")
@@ -222,6 +223,11 @@ def check_values(config: Mapping[str, Any] | Sequence[Any], path: Path, key: str
                 f"'{path}': {name} would make the library read {value!r:.80}. A file of weights may name only files "
                 "beside it. Remove this setting."
             )
+
+
+@lru_cache(1024)
+def _limit_of(name: str) -> float:
+    return next(limit for pattern, limit in _LIMITS.items() if re.search(pattern, name))
 
 
 def _growth(normalizer: Any) -> float:

@@ -102,13 +102,7 @@ def encoder_configs(root: Path, task: str) -> EncoderConfigs:
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     )
     glyph = T5Config(
-        vocab_size=1510,
-        d_model=1472,
-        d_kv=64,
-        d_ff=3584,
-        num_layers=12,
-        num_heads=6,
-        feed_forward_proj="gated-gelu",
+        vocab_size=1510, d_model=1472, d_kv=64, d_ff=3584, num_layers=12, num_heads=6, feed_forward_proj="gated-gelu"
     )
     vision = SiglipVisionConfig(
         hidden_size=1152,
