@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import imageio.v2 as imageio
 import torch
@@ -46,12 +47,15 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
     _, height, width, _ = frames.shape
     raw = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
     coded = f"-c:v libx264 -pix_fmt yuv420p -crf {crf} -movflags +faststart -y"
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, TemporaryFile() as said:
         encoder = [get_ffmpeg_exe(), "-v", "error", *raw.split(), *coded.split(), f"file:{temporary}"]
         pixels = frames.contiguous().cpu().numpy().reshape(-1).data
         # Ctrl-C reaches all processes of a terminal's group, and a round that it ends is finished first.
-        if status := subprocess.run(encoder, input=pixels, stderr=subprocess.DEVNULL, process_group=0).returncode:
-            raise OSError(errno.ENOSPC, f"the video encoder ended with status {status}; the disk may be full")
+        if status := subprocess.run(encoder, input=pixels, stderr=said, process_group=0).returncode:
+            said.seek(0)
+            told = said.read(1000).decode(errors="replace").strip() or "nothing"
+            reason = f"the video encoder ended with status {status} and said {told}; the disk may be full"
+            raise OSError(errno.ENOSPC, reason)
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 from typing import TypeVar
@@ -30,9 +29,8 @@ class Vote:
     Attributes:
         criterion: a key of `CRITERIA`.
         choice: the preferred video, or `tie`.
-        at: when by the rater's clock, as ISO text with its zone.
         count: number of the judgement among those of its rater; of two on one question the one of the higher number
-            counts, and of equal ones the later.
+            counts, and of equal ones that of the later file. (A clock may be set back.)
     """
 
     study: str
@@ -40,8 +38,7 @@ class Vote:
     pair: str
     criterion: str
     choice: str
-    at: str
-    count: int = 0
+    count: int
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,10 @@ def read_votes(paths: Sequence[Path]) -> list[Vote]:
     """Read and merge vote files, merged ones too; a rater's later judgement replaces the earlier one.
 
     Raises:
-        ValueError: a file is not one of votes, a time is no date with its zone or lies in the future, or the files
-            belong to different studies.
+        ValueError: a file is not one of votes, or the files belong to different studies.
     """
-    found = [(vote, path) for path in paths for vote in _read(_Votes, path, "a JSON object with votes").votes]
-    found.sort(key=lambda one: (one[0].count, _time_of(*one)))
-    latest = {(vote.rater, vote.pair, vote.criterion): vote for vote, _ in found}
+    found = [vote for path in paths for vote in _read(_Votes, path, "a JSON object with votes").votes]
+    latest = {(vote.rater, vote.pair, vote.criterion): vote for vote in sorted(found, key=attrgetter("count"))}
     studies = sorted({vote.study for vote in latest.values()})
     if len(studies) > 1:
         raise ValueError(f"The vote files belong to {len(studies)} studies ({', '.join(studies)}): give those of one.")
@@ -139,18 +134,6 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
         counts = (*(counted.count(won) for won in (1.0, 0.5, 0.0)), len(chosen[place]), len(raters[place]))
         rates.append(WinRate(*place, *counts, rate, *wilson_interval(rate, len(by_prompt))))
     return rates
-
-
-def _time_of(vote: Vote, path: Path) -> datetime:
-    """Return when a vote was made; a clock may be a day wrong."""
-    with suppress(ValueError):
-        given = datetime.fromisoformat(vote.at)
-        if given.tzinfo is not None and given < datetime.now(UTC) + timedelta(days=1):
-            return given
-    raise ValueError(
-        f"{path}: a vote of {vote.rater!r} on pair {vote.pair!r} says that it was made at {vote.at!r}; expected a time "
-        "in the past with its zone, as the study's page writes it. Was the file changed, or is a clock wrong?"
-    )
 
 
 def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:

@@ -289,20 +289,3 @@ def test_a_browser_that_keeps_no_votes_warns_at_once_and_offers_them_as_a_file(s
     with page.expect_download() as download:
         page.get_by_text("Save votes now").click()
     assert [vote["count"] for vote in json.loads(download.value.path().read_text())["votes"]] == [1]
-
-
-def test_a_clock_that_is_set_back_loses_no_vote_of_two_tabs(study: Path, open_page: OpenPage, tmp_path: Path):
-    old = open_page(study)
-    start_study(old)
-    old.keyboard.press("ArrowLeft")
-    new = old.context.new_page()
-    new.clock.set_fixed_time("2020-01-01")
-    new.goto(study.as_uri())
-    start_study(new)
-    new.keyboard.press("ArrowUp")
-    new.keyboard.press("ArrowDown")
-    new.keyboard.press("ArrowRight")
-    files = [save_votes(page, tmp_path / f"{number}.json") for number, page in enumerate((old, new))]
-    for order in (files, files[::-1]):
-        choices = [vote.choice for vote in read_votes(order)]
-        assert len(choices) == 2 and choices.count("tie") == 1

@@ -33,7 +33,7 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
     assert main(["gallery", "base", "trained"]) == 0 and (here / "base" / "gallery.html").is_file()
     assert main(["gallery", "base", "trained", "--preference", "study"]) == 0
     key = json.loads((here / "study.key.json").read_text())
-    vote = {"study": key["study"], "rater": "Ann", "criterion": "motion_quality", "at": "2026-11-01T12:00:00Z"}
+    vote = {"study": key["study"], "rater": "Ann", "criterion": "motion_quality", "count": 1}
     votes = [vote | {"pair": pair, "choice": videos[1]} for pair, videos in key["pairs"].items()]
     (here / "ann.json").write_text(json.dumps({"votes": votes}))
     capsys.readouterr()

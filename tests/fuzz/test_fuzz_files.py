@@ -188,8 +188,7 @@ def test_any_kept_scores_are_read_or_refused_by_line(tmp_path: Path, content: by
 
 
 STUDY = {"study": "s", "models": {"x.mp4": "A", "y.mp4": "B"}, "pairs": {"p1": ["x.mp4", "y.mp4"]}}
-VOTE = {"study": "s", "rater": "r", "pair": "p1", "criterion": "visual_quality", "choice": "x.mp4"}
-VOTE["at"] = "2026-01-01T00:00:00Z"
+VOTE = {"study": "s", "rater": "r", "pair": "p1", "criterion": "visual_quality", "choice": "x.mp4", "count": 1}
 VOTES = {"votes": [VOTE, VOTE | {"rater": "q", "choice": "tie"}]}
 
 

@@ -32,7 +32,7 @@ function remember() {
 function recall() {
   let kept = {};
   try { kept = JSON.parse(localStorage.getItem(store())) || {}; } catch { /* the browser keeps nothing */ }
-  for (const [key, vote] of Object.entries(kept)) if (!votes[key] || (votes[key].count ?? 0) < (vote.count ?? 0)) votes[key] = vote; // of another tab
+  for (const [key, vote] of Object.entries(kept)) if (!votes[key] || votes[key].count < vote.count) votes[key] = vote; // of another tab
 }
 
 const keyOf = (pair, criterion) => `${pair.pair} ${criterion}`;
@@ -104,8 +104,8 @@ function paint() {
 function answer(number, side) {
   const pair = order[place];
   recall();
-  const count = 1 + Math.max(0, ...Object.values(votes).map((vote) => vote.count ?? 0));
-  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice: choiceOf(pair, side), at: new Date().toISOString(), count };
+  const count = 1 + Math.max(0, ...Object.values(votes).map((vote) => vote.count));
+  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice: choiceOf(pair, side), count };
   remember();
   asked = Math.min(number + 1, criteria.length - 1);
   paint();

@@ -22,8 +22,8 @@ def key(tmp_path):
     return path
 
 
-def vote(pair, winner, rater="Ann", criterion="visual_quality", at="2026-01-01T00:00:00Z"):
-    return Vote("s", rater, pair, criterion, "tie" if winner == "tie" else f"{winner}{pair}", at)
+def vote(pair, winner, rater="Ann", criterion="visual_quality", count=1):
+    return Vote("s", rater, pair, criterion, "tie" if winner == "tie" else f"{winner}{pair}", count)
 
 
 def save(path, votes):
@@ -60,9 +60,8 @@ def test_more_seeds_of_one_prompt_are_not_more_prompts(key):
 
 
 def test_files_merge_and_a_later_judgement_replaces_the_earlier(tmp_path):
-    late = "2026-01-02T00:00:00Z"
     ann = save(tmp_path / "ann.json", [vote("p0", "base"), vote("p1", "base")])
-    again = save(tmp_path / "again.json", [vote("p0", "sage", at=late)])
+    again = save(tmp_path / "again.json", [vote("p0", "sage", count=2)])
     bo = save(tmp_path / "bo.json", [vote("p0", "base", rater="Bo")])
     for order in ([ann, again, bo], [bo, again, ann]):
         merged = read_votes([save(tmp_path / "merged.json", read_votes(order)), ann])
@@ -89,21 +88,6 @@ def test_the_wilson_interval_solves_its_equation_and_holds_a_rate_at_the_end_of_
     for rate, count in ((0.5, 40), (0.9, 10), (1.0, 40), (0.0, 7)):
         for end in wilson_interval(rate, count):
             assert abs(rate - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), rel=1e-5, abs=1e-7)
-
-
-def test_the_count_decides_and_not_the_clock_and_without_counts_the_time_in_whatever_zone_it_is_written(tmp_path):
-    set_back = replace(vote("p0", "sage", at="2025-01-01T00:00:00Z"), count=2)
-    first = replace(vote("p0", "base"), count=1)
-    earlier, later = vote("p0", "base", at="2026-01-01T09:00:00+02:00"), vote("p0", "sage", at="2026-01-01T08:00:00Z")
-    for before, after in ((first, set_back), (earlier, later)):
-        for order in ([before, after], [after, before]):
-            assert read_votes([save(tmp_path / "votes.json", order)]) == [after]
-
-
-@pytest.mark.parametrize("at", ["9999-01-01T00:00:00Z", "2026-01-01T00:00:00", "zzz", ""])
-def test_a_time_that_cannot_have_been_is_refused_with_whose_it_is(tmp_path, at):
-    with pytest.raises(ValueError, match=r"votes\.json: a vote of 'Ann' on pair 'p0' says that it was made at"):
-        read_votes([save(tmp_path / "votes.json", [vote("p0", "base", at=at)])])
 
 
 def test_raters_are_listed_and_those_who_were_not_asked_are_refused(key, tmp_path, capsys):
