@@ -41,20 +41,23 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
     """Write frames as H.264 that any browser plays. The file appears whole or not at all; its folder is made.
 
     `path` ends in `.mp4`, and `frames` are uint8 [F, H, W, 3] RGB, H and W even, on any device. `crf` is x264's rate
-    factor, from 0 (lossless) to 51; 16 is visually lossless. An OSError says that the encoder could not finish, for
-    example on a full disk.
+    factor, from 0 (lossless) to 51; 16 is visually lossless. A ValueError names other frames, and an OSError says that
+    the encoder could not finish, for example on a full disk.
     """
-    _, height, width, _ = frames.shape
+    num_frames, height, width, channels = frames.shape
+    if frames.dtype != torch.uint8 or channels != 3 or not num_frames:
+        raise ValueError(f"Expected frames as uint8 [F, H, W, 3]; received {frames.dtype} {list(frames.shape)}.")
     raw = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
     coded = f"-c:v libx264 -pix_fmt yuv420p -crf {crf} -movflags +faststart -y"
     with replacing(path) as temporary, TemporaryFile() as said:
         encoder = [get_ffmpeg_exe(), "-v", "error", *raw.split(), *coded.split(), f"file:{temporary}"]
         pixels = frames.contiguous().cpu().numpy().reshape(-1).data
         # Ctrl-C reaches all processes of a terminal's group, and a round that it ends is finished first.
-        if status := subprocess.run(encoder, input=pixels, stderr=said, process_group=0).returncode:
-            said.seek(0)
-            told = said.read(1000).decode(errors="replace").strip() or "nothing"
-            reason = f"the video encoder ended with status {status} and said {told}; the disk may be full"
+        status = subprocess.run(encoder, input=pixels, stderr=said, process_group=0).returncode
+        said.seek(0)
+        told = said.read(1000).decode(errors="replace").strip()
+        if status or told:  # older versions tell of a full disk with status 0
+            reason = f"the video encoder ended with status {status} and said {told or 'nothing'}; the disk may be full"
             raise OSError(errno.ENOSPC, reason)
 
 

@@ -93,7 +93,7 @@ def test_a_chosen_frame_is_read_by_its_number_where_decord_is_installed(tmp_path
         read_chosen(tmp_path / "b.mp4", lambda total, fps: [0])
 
 
-def test_writing_makes_the_folder_and_replaces_the_old_file_unless_the_encoder_fails(tmp_path):
+def test_writing_makes_the_folder_and_replaces_the_old_file_unless_the_encoder_fails(tmp_path, monkeypatch):
     path = tmp_path / "rollouts" / "step 1" / "a.mp4"
     write_video(path, moving_square(3), fps=24)
     write_video(path, moving_square(5), fps=24)
@@ -101,6 +101,15 @@ def test_writing_makes_the_folder_and_replaces_the_old_file_unless_the_encoder_f
     before = path.read_bytes()
     with pytest.raises(OSError, match="encoder ended with .* and said .*width not divisible by 2"):
         write_video(path, moving_square(9, 40, 33), fps=24)
+    for frames in (noise(9)[:0], noise(9).float(), noise(9)[..., :1]):
+        with pytest.raises(ValueError, match="as uint8 .* received torch"):
+            write_video(path, frames, fps=24)
+    old = tmp_path / "ffmpeg"
+    old.write_text("#!/bin/sh\ncat > /dev/null; echo Error writing trailer >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(old))
+    with pytest.raises(OSError, match="ended with status 0 and said Error writing trailer"):
+        write_video(path, noise(9), fps=24)
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
