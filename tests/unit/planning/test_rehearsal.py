@@ -213,6 +213,15 @@ def test_every_blocking_copy_and_every_upload_of_host_indices_is_counted():
     assert in_own_processes(miscounted, [()])[0] == {}
 
 
+def turned_twice() -> list[tuple[int, ...]]:
+    with PretendDevice() as device:
+        return [tuple(torch.zeros(2, 3, device=device.device).t_().shape) for _ in range(2)]
+
+
+def test_a_tensor_that_is_given_another_shape_has_it_every_time():
+    assert in_own_processes(turned_twice, [()])[0] == [(3, 2)] * 2
+
+
 IN_THE_UPDATE = (
     "update: a matrix product in float64, in tests/support/faulty_algorithms.py",
     "update: a value is read back from the device in tests/support/faulty_algorithms.py",
