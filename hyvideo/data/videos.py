@@ -52,7 +52,7 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
     with replacing(path) as temporary, TemporaryFile() as said:
         encoder = [get_ffmpeg_exe(), "-v", "error", *raw.split(), *coded.split(), f"file:{temporary}"]
         pixels = frames.contiguous().cpu().numpy().reshape(-1).data
-        # Ctrl-C reaches all processes of a terminal's group, and a round that it ends is finished first.
+        # In a process group of its own Ctrl-C does not end it: a run finishes its round first.
         status = subprocess.run(encoder, input=pixels, stderr=said, process_group=0).returncode
         said.seek(0)
         told = said.read(1000).decode(errors="replace").strip()

@@ -30,7 +30,7 @@ class Vote:
         criterion: a key of `CRITERIA`.
         choice: the preferred video, or `tie`.
         count: number of the judgement among those of its rater; of two on one question the one of the higher number
-            counts, and of equal ones that of the later file. (A clock may be set back.)
+            counts, and of equal ones that of the later file.
     """
 
     study: str

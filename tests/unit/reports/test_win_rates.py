@@ -67,6 +67,8 @@ def test_files_merge_and_a_later_judgement_replaces_the_earlier(tmp_path):
         merged = read_votes([save(tmp_path / "merged.json", read_votes(order)), ann])
         kept = sorted((v.rater, v.pair, v.choice) for v in merged)
         assert kept == [("Ann", "p0", "sagep0"), ("Ann", "p1", "basep1"), ("Bo", "p0", "basep0")]
+    tied = save(tmp_path / "tied.json", [vote("p0", "tie")])
+    assert [read_votes(order)[0].choice for order in ([ann, tied], [tied, ann])] == ["tie", "basep0"]
 
 
 def test_votes_of_another_study_a_wrong_file_an_unknown_criterion_and_an_unknown_video_are_refused(key, tmp_path):
